@@ -1,0 +1,73 @@
+"""Columns: samples kept column by column, so that a batch is one gather per column.
+
+Laws: `Columns(...).rows()[i]` is what the source's i-th sample is; `take` is the gather of each column.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipes.values import Value, value
+
+
+@value
+class Columns(Value):
+    """Arrays of equal first dimension; `names` makes rows dicts, `bare` makes a row the only column's item."""
+
+    arrays: tuple[Any, ...]
+    names: tuple[Any, ...] | None = None
+    bare: bool = False
+
+    def __len__(self) -> int:
+        return len(self.arrays[0])
+
+    def take(self, positions: npt.NDArray[np.int64]) -> Columns:
+        """Gather the rows at `positions`."""
+        return self.replaced([gather(a, positions) for a in self.arrays])
+
+    def replaced(self, arrays: Sequence[Any]) -> Columns:
+        """Return the same structure around other arrays."""
+        return Columns(tuple(arrays), self.names, self.bare)
+
+    def structure(self, values: Sequence[Any]) -> Any:
+        """Return one value per column in the shape of a row: a tuple, a dict, or the bare value."""
+        if self.bare:
+            return values[0]
+        return tuple(values) if self.names is None else dict(builtins.zip(self.names, values, strict=True))
+
+    def rows(self) -> list[Any]:
+        """Return the samples one by one; their arrays are views of the columns."""
+        columns = builtins.map(list, self.arrays)
+        if self.bare:
+            return next(columns)
+        rows = builtins.zip(*columns, strict=True)
+        if self.names is None:
+            return list(rows)
+        return [dict(builtins.zip(self.names, row, strict=True)) for row in rows]
+
+
+def gather(array: Any, positions: npt.NDArray[np.int64]) -> Any:
+    """Index an array or a tensor along its first dimension by an array of positions."""
+    if isinstance(array, np.ndarray):
+        return array[positions]
+    import torch  # noqa: PLC0415  # a column that is no array is a tensor, so torch is imported already
+
+    return array[torch.from_numpy(positions)]
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Put columns of the same structure one below the other."""
+    return parts[0].replaced([_concatenate(arrays) for arrays in builtins.zip(*[p.arrays for p in parts], strict=True)])
+
+
+def _concatenate(arrays: Sequence[Any]) -> Any:
+    if isinstance(arrays[0], np.ndarray):
+        return np.concatenate(arrays)
+    import torch  # noqa: PLC0415  # see `gather`
+
+    return torch.cat(list(arrays))

@@ -1,0 +1,370 @@
+"""Nodes: a pipeline bound to a context, ready to run.
+
+A node is random access (`Indexed`) or a stream; a stream's `run(cursor)` is a generator of (element, cursor), where
+the cursor is a value: the state of the run after that element. Laws: running from the cursor that came with an element
+gives exactly what followed it; a run changes neither the node nor what it was made of, so two runs are independent;
+nothing is pulled before the first `next`.
+
+What workers can compute is in `heads`; what remains here is what the consumer (or one shard) runs element by element.
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipes.columns import Columns
+from pipes.context import Context, Cursor, Pair
+from pipes.errors import StageError, locate, stopped
+
+type Positions = npt.NDArray[np.int64]
+type Origin = tuple[int, int, int]
+type Length = int | float | None
+type Step = tuple[Any, Context]
+
+ENDLESS = math.inf
+END = object()
+
+
+class Node:
+    """What every node tells: `n` (its length, infinite, or None where unknown) and `user` (may user code draw)."""
+
+    context: Context
+    n: Length = None
+    user: bool = False
+
+    def origin(self, k: int) -> Origin:
+        """Return what keys the draws of the k-th element: two words for the run of positions, and a number in it."""
+        return (*self.context.at(name="unit").key, k)
+
+    def run(self, cursor: Cursor = None) -> Iterator[Pair]:
+        """Yield (element, cursor after it) from `cursor` on."""
+        raise NotImplementedError(f"{type(self).__name__} must define run(cursor)")
+
+
+class Indexed(Node):
+    """Random access: `fetch(positions)` returns the elements there, in one call to whatever is below.
+
+    `columns(positions)` is the same data gathered column by column, where the source can; `groups(positions)` the
+    same for a batch: one `Columns` per position. Only `collate` asks for them.
+    """
+
+    def __init__(
+        self,
+        n: int | float,
+        fetch: Callable[[Positions], list[Any]],
+        context: Context,
+        *,
+        user: bool = False,
+        origin: Callable[[int], Origin] | None = None,
+        columns: Callable[[Positions], Columns] | None = None,
+        groups: Callable[[Positions], list[Columns]] | None = None,
+    ) -> None:
+        self.n: int | float = n
+        self.fetch, self.context, self.user = fetch, context, user
+        self.columns, self.groups = columns, groups
+        self._origin = origin
+        self._key: tuple[int, int] | None = None
+
+    def origin(self, k: int) -> Origin:
+        """See `Node.origin`; a stage that only moves positions asks the node below."""
+        if self._origin is not None:
+            return self._origin(k)
+        if self._key is None:
+            self._key = self.context.at(name="unit").key
+        return (*self._key, k)
+
+    def run(self, cursor: Cursor = None) -> Iterator[Pair]:
+        """Run the positions in order, as the units of a head."""
+        from pipes.heads import PositionHead  # noqa: PLC0415  # heads are made of nodes
+
+        return PositionHead(self).run(cursor)
+
+
+class Drawing(Node):
+    """A stream source: iterates `factory()` afresh for each run; its cursor is a count."""
+
+    def __init__(self, factory: Callable[[Context], Iterable[Any]], context: Context, where: object, n: Length = None):
+        self.factory, self.context, self.where, self.n = factory, context, where, n
+
+    def run(self, cursor: Cursor = None) -> Iterator[Pair]:
+        """Replay and discard what the cursor counts, then go on."""
+        done = cursor or 0
+        k = 0
+        try:
+            for k, x in builtins.enumerate(self.factory(self.context), 1):
+                if k > done:
+                    yield x, k
+        except Exception as error:
+            locate(error, self.where, k, "element")
+            raise
+
+
+class Blocks(Node):
+    """A block stage on a stream."""
+
+    def __init__(self, up: Node, stage: Any, context: Context) -> None:
+        self.up, self.stage, self.context = up, stage, context
+        self.n = None if up.n is None else stage.length(up.n, context)
+
+    def origin(self, k: int) -> Origin:
+        """A stage that only moves positions keeps the numbers of the elements; others number their first input."""
+        first = self.stage.first_input(k, self.context)
+        return super().origin(k) if first is None else self.up.origin(first)
+
+    def run(self, cursor: Cursor = None) -> Iterator[Pair]:
+        """Drive `cut` and `outputs`. The cursor is (upstream's when block k began, k, outputs of it given)."""
+        begin, k, given = cursor or (None, 0, 0)
+        stage, context = self.stage, self.context
+        pairs = self.up.run(begin)
+        while block := list(itertools.islice(pairs, stage.cut(k, context))):
+            before, begin = begin, block[-1][1]
+            try:
+                for j, y in builtins.enumerate(stage.outputs(k, [x for x, _ in block], context), 1):
+                    if j > given:
+                        yield y, (before, k, j)
+            except Exception as error:
+                locate(error, stage, k, "block")
+                raise
+            k, given = k + 1, 0
+
+
+class Segment(Node):
+    """A run of elementwise stages on a stream that is no head: one unit per input element."""
+
+    def __init__(self, up: Node, context: Context, steps: tuple[Step, ...] = ()) -> None:
+        self.up, self.context, self.steps = up, context, steps
+        self.user = any(stage.draws for stage, _ in steps)
+        self.exact = all(stage.exact for stage, _ in steps)
+        self.at_most_one = all(stage.keeps_index for stage, _ in steps)
+        self.n = up.n if self.exact else None
+
+    def then(self, stage: Any, context: Context) -> Segment:
+        """Return this segment with one more stage."""
+        return Segment(self.up, self.context, (*self.steps, (stage, context)))
+
+    def origin(self, k: int) -> Origin:
+        """One-to-one stages keep the numbers of the elements."""
+        return self.up.origin(k) if self.exact else super().origin(k)
+
+    def seeding(self) -> tuple[int, int] | None:
+        """What tells this segment's draws from those of the units before it; None where nothing may draw."""
+        return self.context.at(name=f"segment:{self.steps[0][1].name}").key if self.user and self.steps else None
+
+    def run(self, cursor: Cursor = None) -> Iterator[Pair]:
+        """Like a block stage with blocks of one element."""
+        begin, k, given = cursor or (None, 0, 0)
+        salt = self.seeding()
+        for x, after in self.up.run(begin):
+            origin = self.up.origin(k)
+            seed = None if salt is None else (*salt, *origin)
+            outputs = seeded(through(self.steps, x, origin), self.context, seed, at_most_one=self.at_most_one)
+            if self.exact:  # the cursor needs no count of outputs, and may point behind the element
+                yield next(outputs), (after, k + 1, 0)
+            else:
+                for j, y in builtins.enumerate(outputs, 1):
+                    if j > given:
+                        yield y, (begin, k, j)
+            begin, k, given = after, k + 1, 0
+
+
+class Opaque(Node):
+    """A user's callable from iterator to iterator: one block that is the whole stream."""
+
+    def __init__(self, up: Node, stage: Any, context: Context) -> None:
+        self.up, self.stage, self.context = up, stage, context
+
+    def run(self, cursor: Cursor = None) -> Iterator[Pair]:
+        """Replay and discard what the cursor counts, then go on."""
+        pulls = (x for x, _ in self.up.run())
+        k = 0
+        try:
+            for k, y in builtins.enumerate(self.stage.call(pulls, self.context), 1):
+                if k > (cursor or 0):
+                    yield y, k
+        except Exception as error:
+            locate(error, self.stage, k, "output")
+            raise
+
+
+class Joined(Node):
+    """Streams one after the other."""
+
+    def __init__(self, parts: Sequence[Node], context: Context) -> None:
+        self.parts, self.context = parts, context
+        lengths = [part.n for part in parts]
+        self.n = None if None in lengths else sum(n for n in lengths if n is not None)
+
+    def run(self, cursor: Cursor = None) -> Iterator[Pair]:
+        """The cursor is (part, cursor in it)."""
+        first, inner = cursor or (0, None)
+        for i in builtins.range(first, len(self.parts)):
+            for y, inner in self.parts[i].run(inner):
+                yield y, (i, inner)
+            inner = None
+
+
+class Zipped(Node):
+    """Streams side by side."""
+
+    def __init__(self, parts: Sequence[Node], context: Context, *, strict: bool, where: object) -> None:
+        self.parts, self.context, self.strict, self.where = parts, context, strict, where
+        lengths = [part.n for part in parts]
+        self.n = None if None in lengths else min((n for n in lengths if n is not None), default=0)
+
+    def run(self, cursor: Cursor = None) -> Iterator[Pair]:
+        """The cursor is one cursor per part."""
+        cursors = cursor or [None] * len(self.parts)
+        runs = [part.run(c) for part, c in builtins.zip(self.parts, cursors)]
+        for k in itertools.count():
+            pairs = []
+            for i, run in builtins.enumerate(runs):
+                pair = next(run, None)
+                if pair is None and self.strict:
+                    self._check_all_ended(runs, i, k)
+                if pair is None:
+                    return
+                pairs.append(pair)
+            if not pairs:
+                return
+            yield tuple(x for x, _ in pairs), tuple(c for _, c in pairs)
+
+    def _check_all_ended(self, runs: Sequence[Iterator[Pair]], ended: int, k: int) -> None:
+        longer = 0 if ended else next((i for i, run in builtins.enumerate(runs[1:], 1) if next(run, None)), None)
+        if longer is not None:
+            raise ValueError(
+                f"{self.where!r}: part {ended} ended after {k} elements and part {longer} did not; "
+                "pass strict=False to stop with the shortest"
+            )
+
+
+class Repeated(Node):
+    """A stream under one epoch after another."""
+
+    def __init__(self, repetition: Callable[[int], Node], times: int | float, context: Context, where: object) -> None:
+        self.repetition, self.times, self.context, self.where = repetition, times, context, where
+        self.first = repetition(0)
+        n = self.first.n
+        self.n = None if n is None else n * times if n else 0
+        self.user = self.first.user
+
+    def run(self, cursor: Cursor = None) -> Iterator[Pair]:
+        """The cursor is (repetition, cursor in it)."""
+        r, inner = cursor or (0, None)
+        while r < self.times:
+            for y, inner in self.repetition(r).run(inner):
+                yield y, (r, inner)
+            if inner is None and self.times == ENDLESS:
+                raise ValueError(f"{self.where!r}: repetition {r} of an endless repeat is empty, which would never end")
+            r, inner = r + 1, None
+
+
+class Merged(Node):
+    """Shards in fixed rotation; a finished shard leaves it."""
+
+    DONE = "done"
+
+    def __init__(self, nodes: Sequence[Node], context: Context) -> None:
+        self.nodes, self.context = nodes, context
+        lengths = [node.n for node in nodes]
+        self.n = None if None in lengths else sum(n for n in lengths if n is not None)
+
+    def run(self, cursor: Cursor = None) -> Iterator[Pair]:
+        """The cursor is (whose turn, one cursor per shard)."""
+        turn, cursors = cursor or (0, [None] * len(self.nodes))
+        cursors = list(cursors)
+        if self.context.runner is not None:
+            runs = self.context.runner.shards(self, cursors)
+        else:
+            runs = [iter(()) if c == self.DONE else node.run(c) for node, c in builtins.zip(self.nodes, cursors)]
+        while any(c != self.DONE for c in cursors):
+            s, turn = turn, (turn + 1) % len(self.nodes)
+            if cursors[s] == self.DONE:
+                continue
+            pair = next(runs[s], None)
+            if pair is None:
+                cursors[s] = self.DONE
+            else:
+                y, cursors[s] = pair
+                yield y, (turn, tuple(cursors))
+
+
+def through(steps: Sequence[Step], x: Any, key: tuple[int, ...]) -> Iterator[Any]:
+    """Yield the outputs of one element through elementwise stages, lazily.
+
+    The key follows the element: one-to-one stages and `filter` keep it, the j-th output of the others has (*key, j).
+    """
+    for i, (stage, context) in builtins.enumerate(steps):
+        try:
+            outputs = stage.apply(x, key, context)
+            if not stage.keeps_index:
+                yield from _many(stage, iter(outputs), steps[i + 1 :], key)
+                return
+        except StopIteration as error:
+            raise stopped(stage, key[2]) from error
+        except Exception as error:
+            locate(error, stage, key[2])
+            raise
+        if not outputs:
+            return
+        x = outputs[0]
+    yield x
+
+
+def _many(stage: Any, outputs: Iterator[Any], rest: Sequence[Step], key: tuple[int, ...]) -> Iterator[Any]:
+    for j, y in builtins.enumerate(outputs):
+        yield from through(rest, y, (*key, j))
+
+
+def seeded(
+    outputs: Iterator[Any], context: Context, seed: tuple[int, ...] | None, *, at_most_one: bool
+) -> Iterator[Any]:
+    """Seed the global generators before each output of a unit is computed, by (unit, number of the output).
+
+    Seeding costs more than most elements do: `at_most_one` spares the one that only finds the end.
+    """
+    if seed is None:
+        yield from outputs
+        return
+    for j in itertools.count():
+        context.globals.seed(*seed, j)
+        if (y := next(outputs, END)) is END:
+            return
+        yield y
+        if at_most_one:
+            return
+
+
+def restored(pairs: Iterator[Pair], context: Context) -> Iterator[Pair]:
+    """Give each element with the caller's generators as they were."""
+    while True:
+        try:
+            pair = next(pairs, None)
+        finally:
+            context.globals.restore()
+        if pair is None:
+            return
+        yield pair
+
+
+class OneShot:
+    """Hand out an iterator once, and say so the second time."""
+
+    def __init__(self, iterator: Iterator[Any], where: object) -> None:
+        self._iterator: Iterator[Any] | None = iterator
+        self._where = where
+
+    def __call__(self) -> Iterator[Any]:
+        iterator, self._iterator = self._iterator, None
+        if iterator is None:
+            raise StageError(
+                f"{self._where!r} is a one-shot iterator and was run already; a second run would be empty, "
+                "so pass a function that makes a fresh iterator: from_iterable(lambda: ...)"
+            )
+        return iterator

@@ -1,0 +1,385 @@
+"""Stages that choose and move elements: `sample`, `shuffle_buffer`, `take`, `skip`, `repeat`, `enumerate`.
+
+Laws: `take(n)` and `skip(n)` split a pipeline; `shuffle_buffer(n)` permutes and moves no element more than n-1 places
+either way; repetition r of `repeat(times)` in epoch e is epoch `e*times + r` for everything before it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pipes import seeds
+from pipes.columns import Columns, joined
+from pipes.context import Context
+from pipes.errors import StageError, check_size
+from pipes.isolation import isolated
+from pipes.heads import ShippedHead
+from pipes.nodes import ENDLESS, Drawing, Indexed, Node, Positions, Repeated
+from pipes.orders import Order, check_range, index_array, subset
+from pipes.stage import Block, Elementwise, Origins, Stage, Upstream, takes_rng
+from pipes.values import value
+
+
+@value
+class sample(Stage):
+    """Visit a map-style source in the given order.
+
+    >>> list(sample([2, 0, 0])("abc"))
+    ['c', 'a', 'a']
+    >>> list(sample([[0, 1], [2]])("abc"))
+    [['a', 'b'], ['c']]
+
+    `order` is `sequential()`, `shuffled()`, `with_replacement(size)`, `weighted(weights, size)`, `subset(indices)`,
+    `shuffled_subset(indices)`, or any iterable of indices: a list, a torch sampler, a batch sampler (an element that is
+    a list of indices gives the list of those samples). A callable is called with the length of the source, and with
+    an `rng` if it takes one, and returns the indices. A sequence keeps random access; other iterables are drawn as a
+    stream by the consumer, afresh for each epoch, after their `set_epoch` if they have one. Holds the order's memory.
+    """
+
+    order: Any
+
+    def __post_init__(self) -> None:
+        order = self.order
+        if isinstance(order, builtins.type) and issubclass(order, Order):
+            raise TypeError(f"`order` must be an order, got the class {order.__name__}; call it: {order.__name__}()")
+        if not isinstance(order, Order) and not callable(order) and not hasattr(order, "__iter__"):
+            raise TypeError(f"`order` must be an order, an iterable of indices or a callable, got {order!r}")
+
+    def holds(self) -> str:
+        """See `Stage.holds`."""
+        return "its order"
+
+    def bind(self, upstream: Upstream, context: Context) -> Node:
+        """See `Stage.bind`."""
+        node = upstream(context)
+        if not isinstance(node, Indexed) or node.n == ENDLESS:
+            raise TypeError(f"{self!r} needs random access and got a stream; use shuffle_buffer(size) instead")
+        order = self._order(int(node.n), context)
+        if isinstance(order, Order):
+            return _reordered(node, order, context)
+        if isinstance(order, (Sequence, np.ndarray, builtins.range)) or hasattr(order, "tolist"):
+            nested = len(order) and not isinstance(order[0], (int, np.integer)) and np.ndim(order[0]) > 0
+            return _nested(node, order, context) if nested else _reordered(node, subset(order), context)
+        return ShippedHead(self._indices(order, context), context, ((_lookup(node), context),))
+
+    def _order(self, n: int, context: Context) -> Any:
+        if isinstance(self.order, Order) or hasattr(self.order, "__iter__"):
+            return self.order
+        rng = {"rng": context.rng((0,))} if takes_rng(self.order) else {}
+        with isolated(*context.key):
+            return self.order(n, **rng)
+
+    def _indices(self, order: Iterable[Any], context: Context) -> Node:
+        def draw(context: Context) -> Iterable[Any]:
+            if hasattr(order, "set_epoch"):
+                order.set_epoch(context.epoch)
+            seeding = context.at(name=f"{context.name}:order").key
+            context.globals.seed(*seeding)
+            return order
+
+        return Drawing(draw, context, self, length_hint(order))
+
+
+def length_hint(iterable: Any) -> int | None:
+    """Return `len(iterable)`, or None where it has none."""
+    try:
+        return len(iterable)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _reordered(node: Indexed, order: Order, context: Context) -> Indexed:
+    n = int(node.n)
+    size, at, columns = order.length(n), order.bind(n, context.key), node.columns
+    return Indexed(
+        size,
+        lambda positions: node.fetch(at(positions)),
+        context,
+        user=node.user,
+        columns=None if columns is None else lambda positions: columns(at(positions)),
+    )
+
+
+def _nested(node: Indexed, order: Sequence[Any], context: Context) -> Indexed:
+    """An order of lists of indices."""
+    return Indexed(
+        len(order), lambda positions: look_up(node, [order[p] for p in positions.tolist()]), context, user=node.user
+    )
+
+
+def look_up(node: Indexed, indices: Sequence[Any]) -> list[Any]:
+    """Fetch indices, or lists of indices as lists of samples, in one call to the node."""
+    if not any(np.ndim(i) for i in indices):
+        return node.fetch(_checked(indices, node))
+    lists = [index_array(i, "indices") for i in indices]
+    flat = iter(node.fetch(_checked(np.concatenate(lists), node)))
+    return [list(itertools.islice(flat, len(i))) for i in lists]
+
+
+def _checked(indices: Any, node: Indexed) -> Positions:
+    array = index_array(indices, "indices")
+    check_range(array, node.n)
+    return array
+
+
+@value
+class _lookup(Elementwise):
+    """From shipped indices to samples: what a worker does for an order that the consumer draws."""
+
+    node: Any
+    exact: ClassVar[bool] = True
+    keeps_index: ClassVar[bool] = True
+
+    @property
+    def draws(self) -> bool:  # type: ignore[override]  # a constant of most stages, and derived here
+        """Fetching may run the dataset's code."""
+        return bool(self.node.user)
+
+    def apply_all(self, xs: list[Any], origins: Origins, at: list[int], context: Context) -> list[Any]:
+        """See `Elementwise.apply_all`: one call for all."""
+        return look_up(self.node, xs)
+
+
+@value
+class shuffle_buffer(Block):
+    """Shuffle within windows of `size` consecutive elements.
+
+    >>> sorted(shuffle_buffer(4)(range(10))) == list(range(10))
+    True
+    >>> list(shuffle_buffer(1)("abc"))
+    ['a', 'b', 'c']
+
+    The first window's length is drawn anew each epoch, so that the cuts move. No element moves more than `size - 1`
+    places. Unlike a replace-one buffer it is positional: it keeps random access, and a resume loses nothing. Holds
+    `size` elements and pulls at most `size` ahead.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", check_size("size", self.size))
+
+    def holds(self) -> str:
+        """See `Stage.holds`."""
+        return f"{self.size} elements"
+
+    def _first(self, context: Context) -> int:
+        return 1 + context.key[0] % self.size
+
+    def cut(self, k: int, context: Context) -> int:
+        """See `Block.cut`."""
+        return self.size if k else self._first(context)
+
+    def outputs(self, k: int, block: list[Any], context: Context) -> list[Any]:
+        """See `Block.outputs`."""
+        return [block[i] for i in seeds.permutation(context.key, k, len(block)).tolist()]
+
+    def length(self, n: int | float, context: Context) -> int | float:
+        """See `Block.length`."""
+        return n
+
+    def first_input(self, k: int, context: Context) -> int:
+        """See `Block.first_input`."""
+        return k
+
+    def at(self, positions: Positions, n: int | float, context: Context) -> Positions:
+        """See `Block.at`."""
+        first = self._first(context)
+        windows = np.where(positions < first, 0, (positions - first) // self.size + 1)
+        out = np.empty(len(positions), np.int64)
+        for k in np.unique(windows).tolist():
+            begin = first + (k - 1) * self.size if k else 0
+            end = int(min(n, first + k * self.size))
+            inside = windows == k
+            out[inside] = begin + _window(context.key, k, end - begin)[positions[inside] - begin]
+        return out
+
+
+@lru_cache(maxsize=8)
+def _window(key: seeds.Key, k: int, size: int) -> Positions:
+    """The permutation of one window, kept for the next positions in it."""
+    return seeds.permutation(key, k, size)
+
+
+@value
+class take(Block):
+    """Give the first `size` elements and pull no more.
+
+    >>> list(take(2)("abc")), list(take(0)("abc"))
+    (['a', 'b'], [])
+
+    Keeps random access. Holds nothing.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", check_size("size", self.size, least=0))
+
+    def cut(self, k: int, context: Context) -> int:
+        """See `Block.cut`."""
+        return int(k < self.size)
+
+    def outputs(self, k: int, block: list[Any], context: Context) -> list[Any]:
+        """See `Block.outputs`."""
+        return block
+
+    def length(self, n: int | float, context: Context) -> int | float:
+        """See `Block.length`."""
+        return min(n, self.size)
+
+    def at(self, positions: Positions, n: int | float, context: Context) -> Positions:
+        """See `Block.at`."""
+        return positions
+
+    def first_input(self, k: int, context: Context) -> int:
+        """See `Block.first_input`."""
+        return k
+
+
+@value
+class skip(Block):
+    """Leave out the first `size` elements.
+
+    >>> list(skip(2)("abc")), list(skip(5)("abc"))
+    (['c'], [])
+
+    Keeps random access, where it costs nothing; a stream is drawn and discarded. Holds nothing.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", check_size("size", self.size, least=0))
+
+    def outputs(self, k: int, block: list[Any], context: Context) -> list[Any]:
+        """See `Block.outputs`."""
+        return block if k >= self.size else []
+
+    def length(self, n: int | float, context: Context) -> int | float:
+        """See `Block.length`."""
+        return max(n - self.size, 0)
+
+    def at(self, positions: Positions, n: int | float, context: Context) -> Positions:
+        """See `Block.at`."""
+        return positions + self.size
+
+    def first_input(self, k: int, context: Context) -> int:
+        """See `Block.first_input`."""
+        return k + self.size
+
+
+@value
+class enumerate(Block):
+    """Pair each element with its position, counted from `start`.
+
+    >>> list(enumerate(start=5)("ab"))
+    [(5, 'a'), (6, 'b')]
+
+    Keeps random access. Holds nothing.
+    """
+
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "start", check_size("start", self.start, least=-(2**63)))
+
+    def outputs(self, k: int, block: list[Any], context: Context) -> list[tuple[int, Any]]:
+        """See `Block.outputs`."""
+        return [(self.start + k, block[0])]
+
+    def length(self, n: int | float, context: Context) -> int | float:
+        """See `Block.length`."""
+        return n
+
+    def first_input(self, k: int, context: Context) -> int:
+        """See `Block.first_input`."""
+        return k
+
+    def indexed(self, node: Indexed, context: Context) -> Indexed:
+        """See `Block.indexed`: the elements change, not the positions."""
+
+        def fetch(positions: Positions) -> list[Any]:
+            return list(builtins.zip((positions + self.start).tolist(), node.fetch(positions), strict=True))
+
+        return Indexed(node.n, fetch, context, user=node.user, origin=node.origin)
+
+
+@value
+class repeat(Stage):
+    """Run everything before it `times` times, or endlessly.
+
+    >>> list(repeat(2)("ab"))
+    ['a', 'b', 'a', 'b']
+
+    Each repetition is another epoch for what comes before: repetition r in epoch e is epoch `e * times + r` (endless:
+    `e * 2**64 + r`), so a shuffle before it differs each time. Keeps random access. An empty repetition of an endless
+    repeat is an error. Holds nothing.
+    """
+
+    times: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.times is not None:
+            object.__setattr__(self, "times", check_size("times", self.times, advice="pass None to repeat endlessly"))
+
+    @property
+    def replays(self) -> bool:  # type: ignore[override]  # a constant of most stages, and derived here
+        """See `Stage.replays`."""
+        return self.times != 1
+
+    def bind(self, upstream: Upstream, context: Context) -> Node:
+        """See `Stage.bind`."""
+        first_epoch = context.epoch * (self.times or 1 << 64)
+
+        @lru_cache(maxsize=8)
+        def repetition(r: int) -> Node:
+            return upstream(context.at(epoch=first_epoch + r))
+
+        node, times = repetition(0), self.times or ENDLESS
+        if not isinstance(node, Indexed):
+            return Repeated(repetition, times, context, self)
+        if node.n == 0 and times == ENDLESS:
+            raise ValueError(f"{self!r} would repeat a source of length 0 endlessly; check the source or pass `times`")
+        return node if node.n == ENDLESS else self._indexed(node, repetition, times, context)
+
+    def _indexed(self, first: Indexed, repetition: Callable[[int], Any], times: int | float, context: Context) -> Indexed:
+        n = int(first.n)
+
+        def node(r: int) -> Indexed:
+            again: Indexed = repetition(r)
+            if again.n != n:
+                raise StageError(
+                    f"{self!r}: repetition {r} has length {again.n} and the first one {n}; "
+                    "every epoch of a random-access pipeline must have the same length"
+                )
+            return again
+
+        def parts(positions: Positions) -> Iterator[tuple[Indexed, Positions]]:
+            repetitions = positions // n
+            cuts = np.flatnonzero(np.diff(repetitions)) + 1
+            for part in np.split(positions, cuts):
+                r = int(part[0]) // n if len(part) else 0
+                yield node(r), part - r * n
+
+        def fetch(positions: Positions) -> list[Any]:
+            return [x for up, part in parts(positions) for x in up.fetch(part)]
+
+        def columns(positions: Positions) -> Columns:
+            gathered = [up.columns(part) for up, part in parts(positions) if up.columns is not None]
+            return gathered[0] if len(gathered) == 1 else joined(gathered)
+
+        return Indexed(
+            n * times if n else 0,
+            fetch,
+            context,
+            user=first.user,
+            origin=lambda p: node(p // n).origin(p % n),
+            columns=None if first.columns is None else columns,
+        )

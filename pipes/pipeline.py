@@ -1,0 +1,283 @@
+"""`Pipeline` and `pipe`: a source and stages, composed into a value.
+
+Laws: a pipeline is immutable and has no state, so running it twice gives two independent, equal runs; its `repr` is the
+code that made it; `len(p) == len(list(p))` and `p[i] == list(p)[i]` wherever they are defined; whatever is wrong with
+the composition is an error when it is made.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import field, replace
+from functools import cached_property
+from typing import Any
+
+from pipes.context import Context, Cursor, Pair
+from pipes.errors import check_size
+from pipes.heads import Head, PositionHead
+from pipes.isolation import Kept
+from pipes.nodes import ENDLESS, Indexed, Length, Merged, Node, Segment, restored, seeded, through
+from pipes.ordering import skip, take
+from pipes.sharding import shard_by_worker
+from pipes.sources import Source, as_source
+from pipes.stage import Stage, as_stage
+from pipes.values import Value, value
+
+
+@value
+class Pipeline(Value):
+    """A source and stages. Made by `pipe`; iterate it to run it here, or give it to `execute`.
+
+    >>> from pipes import pipe, map
+    >>> p = pipe(range(4), map(str))
+    >>> list(p), len(p), p[3], list(p[1:3])
+    (['0', '1', '2', '3'], 4, '3', ['1', '2'])
+    >>> p
+    pipe(from_map(range(0, 4)), map(str))
+    """
+
+    source: Source
+    stages: tuple[Stage, ...] = ()
+    seed: int = field(default=0, kw_only=True)
+    epoch: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_size("seed", self.seed, least=-(2**63))
+        check_size("epoch", self.epoch, least=0)
+        self._check_shards()
+        if getattr(self.source, "one_shot", False):
+            for stage in self.stages:
+                if stage.replays:
+                    raise ValueError(
+                        f"{stage!r} runs its source more than once, got the one-shot iterator {self.source!r}; "
+                        "pass from_iterable a function that makes a fresh iterator"
+                    )
+        self.bind(Context(self.seed, self.epoch))
+
+    def _check_shards(self) -> None:
+        shards = [i for i, stage in builtins.enumerate(self.stages) if isinstance(stage, shard_by_worker)]
+        if len(shards) > 1:
+            raise ValueError(f"a pipeline must have at most one shard_by_worker, got {len(shards)}; remove one")
+        placed = next((i for i, stage in builtins.enumerate(self.stages) if stage.consumer), len(self.stages))
+        if shards and placed < shards[0]:
+            raise ValueError(
+                f"{self.stages[shards[0]]!r} must come before {self.stages[placed]!r}, which runs in the consumer; "
+                "swap them"
+            )
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """Each stage's name with its occurrence, which identity stages of other names do not change."""
+        seen: Counter[str] = Counter()
+        names = []
+        for stage in self.stages:
+            name = type(stage).__name__
+            names.append(f"{name}#{seen[name]}")
+            seen[name] += 1
+        return names
+
+    @cached_property
+    def merge(self) -> int | None:
+        """How many stages come before the merge of the shards; None where there is no `shard_by_worker`."""
+        first = next((i for i, s in builtins.enumerate(self.stages) if isinstance(s, shard_by_worker)), None)
+        if first is None:
+            return None
+        rest = range(first, len(self.stages))
+        return next((i for i in rest if self.stages[i].consumer), len(self.stages))
+
+    def bind(self, context: Context, size: int | None = None) -> Node:
+        """Return the first `size` stages (default: all) as a node under a context."""
+        size = len(self.stages) if size is None else size
+        if size == self.merge and context.shard is None:
+            shards = next(s.shards for s in self.stages if isinstance(s, shard_by_worker))
+            chains = [self.chain(context.at(shard=shard, runner=None)) for shard in range(shards)]
+            return Merged(chains, context)
+        return self._bind(context, size, lambda c, n: self.bind(c, n))
+
+    def chain(self, context: Context) -> Node:
+        """Return one shard's chain, up to the merge; `context.shard` is its number."""
+
+        def bind(c: Context, size: int) -> Node:
+            return self._bind(c, size, bind)
+
+        return bind(context, len(self.stages) if self.merge is None else self.merge)
+
+    def _bind(self, context: Context, size: int, below: Callable[[Context, int], Node]) -> Node:
+        if size == 0:
+            return self.source.bind(context)
+        name = context.name
+        upstream = lambda c: below(c.at(name=name), size - 1)  # noqa: E731  # one use, named for the reader
+        return self.stages[size - 1].bind(upstream, context.at(name=self._names[size - 1]))
+
+    def run(self, context: Context, cursor: Cursor = None) -> Iterator[Pair]:
+        """Run under a context, from a cursor; the caller's global generators are kept around each output."""
+        return _numbered(restored(self.bind(context).run(cursor), context))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (x for x, _ in self.run(Context(self.seed, self.epoch, globals=Kept())))
+
+    # -- as a sequence ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _node(self) -> Node:
+        return self.bind(Context(self.seed, self.epoch, globals=Kept()))
+
+    @property
+    def length(self) -> Length:
+        """The number of outputs: an int, `math.inf` where it is endless, None where it is unknown."""
+        return self._node.n
+
+    def __len__(self) -> int:
+        if self.length is None:
+            raise TypeError(f"the length of {self!r} is unknown: it has a stream in it; count it by iterating")
+        if self.length == ENDLESS:
+            raise TypeError(f"{self!r} is endless and has no length; put take(size) at its end")
+        return int(self.length)
+
+    def __bool__(self) -> bool:
+        return True  # else `if pipeline:` would ask for a length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self._slice(index)
+        i = operator.index(index)
+        n = self.length
+        if n is not None and i < 0 and n != ENDLESS:
+            i += int(n)
+        if i < 0 or (n is not None and i >= n):
+            raise IndexError(f"index {index} is out of range for length {n} of {self!r}")
+        node = self._node
+        try:
+            return _element(node, i)
+        finally:
+            node.context.globals.restore()
+
+    def _slice(self, index: slice) -> Pipeline:
+        start, stop, step = index.start or 0, index.stop, 1 if index.step is None else index.step
+        if step != 1:
+            raise ValueError(f"the step of a slice must be 1, got {step}; use sample(range(start, stop, step))")
+        if min(start, stop or 0) < 0:
+            start, stop, _ = index.indices(len(self))
+        stages = [skip(start)] if start else []
+        return pipe(self, *stages, *([] if stop is None else [take(max(stop - start, 0))]))
+
+    # -- as a value ------------------------------------------------------------------------------------------------
+
+    def seeded(self, seed: int) -> Pipeline:
+        """Return this pipeline with another seed."""
+        return replace(self, seed=check_size("seed", seed, least=-(2**63)))
+
+    def at_epoch(self, epoch: int) -> Pipeline:
+        """Return this pipeline in another epoch."""
+        return replace(self, epoch=check_size("epoch", epoch, least=0))
+
+    def __repr__(self) -> str:
+        parts = [repr(self.source), *builtins.map(repr, self.stages)]
+        if not self.stages and not isinstance(self.source, Joint):
+            text = f"pipe({parts[0]})"
+        elif not self.stages:
+            text = parts[0]
+        else:
+            lines = f"pipe({', '.join(parts)})"
+            text = lines if len(lines) <= LINE else "pipe(\n    " + ",\n    ".join(parts) + ",\n)"
+        text += f".seeded({self.seed})" if self.seed else ""
+        return text + (f".at_epoch({self.epoch})" if self.epoch else "")
+
+    def explain(self) -> str:
+        """Return a table: each stage, its length, its access, what it holds in memory and where it runs.
+
+        >>> from pipes import pipe, batch, filter, pin
+        >>> print(pipe(range(10), filter(bool), batch(2)).explain())
+        stage                   length   access  holds              runs in
+        from_map(range(0, 10))  10       random  what it was given  workers
+        filter(bool)            unknown  stream  up to 32 elements  workers
+        batch(2)                unknown  stream  2 elements         consumer
+        """
+        context = Context(self.seed, self.epoch)
+        rows = [("stage", "length", "access", "holds", "runs in")]
+        for size, part in builtins.enumerate((self.source, *self.stages)):
+            sharded = self.merge is not None and size <= self.merge
+            node = self.chain_prefix(context, size) if sharded else self.bind(context, size)
+            where = "shards, in workers" if sharded else "workers" if _in_workers(node) else "consumer"
+            access = "random" if _has_random_access(node) else "stream"
+            n = "unknown" if node.n is None else "endless" if node.n == ENDLESS else str(node.n)
+            rows.append((repr(part), n, access, part.holds(), where))
+        widths = [max(builtins.map(len, column)) for column in builtins.zip(*rows, strict=True)]
+        return "\n".join("  ".join(c.ljust(w) for c, w in builtins.zip(r, widths, strict=True)).rstrip() for r in rows)
+
+    def chain_prefix(self, context: Context, size: int) -> Node:
+        """Return the first `size` stages of shard 0's chain."""
+
+        def bind(c: Context, n: int) -> Node:
+            return self._bind(c, n, bind)
+
+        return bind(context.at(shard=0), size)
+
+
+LINE = 100
+
+
+class Joint(Source):
+    """A source made of pipelines: prints as the call that made it, without `pipe` around it."""
+
+
+def _numbered(pairs: Iterator[Pair]) -> Iterator[Pair]:
+    """Note on an error which output was being computed, where no stage said the same number."""
+    k = 0
+    try:
+        for k, pair in builtins.enumerate(pairs, 1):
+            yield pair
+    except Exception as error:
+        if not any(note.endswith(f"position {k}") for note in getattr(error, "__notes__", ())):
+            error.add_note(f"pipes: while computing output {k}, counted from where this run began")
+        raise
+
+
+def _in_workers(node: Node) -> bool:
+    return isinstance(node, (Indexed, Head))
+
+
+def _has_random_access(node: Node) -> bool:
+    if isinstance(node, Segment):
+        return node.exact and _has_random_access(node.up)
+    return isinstance(node, Indexed) or (isinstance(node, PositionHead) and not node.steps)
+
+
+def _element(node: Node, i: int) -> Any:
+    """Compute one element: of a random-access node, or through one-to-one stages behind it."""
+    if not _has_random_access(node):
+        raise TypeError("this pipeline is a stream without random access; take it apart with skip(n) and take(n)")
+    if not isinstance(node, Segment):
+        head = PositionHead(node) if isinstance(node, Indexed) else node
+        return next(head.outputs(i, None))  # type: ignore[attr-defined]  # a PositionHead by now
+    x, origin, salt = _element(node.up, i), node.up.origin(i), node.seeding()
+    seed = None if salt is None else (*salt, *origin)
+    return next(seeded(through(node.steps, x, origin), node.context, seed, at_most_one=True))
+
+
+def pipe(source: Any, *stages: Any) -> Pipeline:
+    """Compose a source and stages into a pipeline, or extend a pipeline by stages.
+
+    >>> from pipes import batch, map
+    >>> p = pipe([1, 2, 3], map(str), batch(2))
+    >>> list(p)
+    [['1', '2'], ['3']]
+    >>> list(pipe(p, lambda batches: (len(b) for b in batches)))
+    [2, 1]
+    >>> pipe(batch(2), [1, 2, 3])
+    Traceback (most recent call last):
+    TypeError: the first argument of pipe must be a source, got batch(2); put from_map(...) or the like before it
+
+    A sequence becomes `from_map`, another iterable `from_iterable`. Any callable from iterable to iterator is a stage;
+    it gets an `rng` of the run if it has a parameter of that name. Whatever is wrong is a `TypeError` or `ValueError`
+    here, not at the first element.
+    """
+    made = tuple(builtins.map(as_stage, stages))
+    if isinstance(source, Pipeline):
+        return replace(source, stages=source.stages + made)
+    return Pipeline(as_source(source), made)
