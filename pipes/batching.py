@@ -63,7 +63,7 @@ class batch(Block):
         """See `Block.indexed`: one position here is a range of positions below."""
 
         def span(p: int) -> Positions:
-            return np.arange(p * self.size, min((p + 1) * self.size, node.n))
+            return np.arange(p * self.size, int(min((p + 1) * self.size, node.n)))
 
         def fetch(positions: Positions) -> list[Any]:
             spans = [span(p) for p in positions.tolist()]

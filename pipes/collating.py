@@ -80,7 +80,7 @@ class collate(Elementwise):
             raise ModuleNotFoundError('`to="torch"` needs torch, which is not installed; pass to="numpy" or install it')
 
     @property
-    def draws(self) -> bool:  # type: ignore[override]  # a constant of most stages, and derived here
+    def draws(self) -> bool:
         """Only a function of the user's may draw."""
         return self.fn is not None
 
@@ -121,9 +121,10 @@ class collate(Elementwise):
 
 
 def _collate(samples: list[Any], path: str, empty: Empty) -> Any:
-    kind = _kind(type(samples[0]))
-    if any(_kind(cls) != kind for cls in set(builtins.map(type, samples))):
-        other = next(i for i, s in builtins.enumerate(samples) if _kind(type(s)) != kind)
+    kinds: dict[Any, str | type] = {cls: _kind(cls) for cls in set[Any](builtins.map(type, samples))}
+    kind = kinds[type(samples[0])]
+    if len(set(kinds.values())) > 1:
+        other = next(i for i, s in builtins.enumerate(samples) if kinds[type(s)] != kind)
         raise TypeError(
             f"samples of a batch must agree in type{_at(path)}, got {type(samples[0]).__name__} in sample 0 "
             f"and {type(samples[other]).__name__} in sample {other}; convert them, or pass collate your own fn"
@@ -132,11 +133,11 @@ def _collate(samples: list[Any], path: str, empty: Empty) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _kind(cls: type) -> str | type:
+def _kind(cls: Any) -> str | type:
     """What rule a type falls under: a registered class, or a name of `_RULES`."""
-    for base in cls.__mro__:
-        if base in _REGISTRY:
-            return base
+    registered: type | None = next((base for base in cls.__mro__ if base in _REGISTRY), None)
+    if registered is not None:
+        return registered
     if issubclass(cls, (str, bytes)) or cls is type(None):
         return "list"
     if issubclass(cls, np.ndarray):
@@ -188,15 +189,15 @@ def _arrays(samples: list[Any], path: str, empty: Empty) -> Any:
     return out
 
 
-def _tensors(samples: list[Any], path: str, empty: Empty) -> Any:
-    import torch  # noqa: PLC0415  # samples are tensors, so torch is imported already
+def _tensors(samples: list[Any], path: str, _: Empty) -> Any:
+    import torch  # samples are tensors, so torch is imported already
 
     _uniform(samples, path, "shape", lambda t: tuple(t.shape), PAD)
     _uniform(samples, path, "dtype", lambda t: t.dtype, CAST)
     return torch.stack(samples)
 
 
-def _numbers(samples: list[Any], path: str, empty: Empty) -> Any:
+def _numbers(samples: list[Any], path: str, _: Empty) -> Any:
     dtype = _uniform(samples, path, "dtype", _dtype_of_number, CAST)
     try:
         return np.array(samples, dtype)
@@ -211,12 +212,12 @@ def _dtype_of_number(x: Any) -> np.dtype[Any]:
     return _PYTHON_DTYPES[kind]
 
 
-_PYTHON_DTYPES = {bool: np.dtype("bool"), int: np.dtype("int64"), float: np.dtype("float64"), complex: np.dtype("complex128")}
+_PYTHON_DTYPES = {bool: np.dtype(bool), int: np.dtype("int64"), float: np.dtype(float), complex: np.dtype(complex)}
 
 
 def _mappings(samples: list[Any], path: str, empty: Empty) -> Any:
     first = samples[0]
-    keys = _uniform(samples, path, "keys", lambda m: set(m), "fill the missing keys in map")
+    keys = _uniform(samples, path, "keys", set, "fill the missing keys in map")
     columns = {k: _collate([m[k] for m in samples], f"{path}[{k!r}]", empty) for k in first if k in keys}
     return _rebuilt(first, columns)
 
@@ -233,7 +234,8 @@ def _rebuilt(first: Any, columns: dict[Any, Any]) -> Any:
 
 def _sequences(samples: list[Any], path: str, empty: Empty) -> Any:
     _uniform(samples, path, "length", len, PAD)
-    columns = [_collate(list(c), f"{path}[{i}]", empty) for i, c in builtins.enumerate(builtins.zip(*samples, strict=True))]
+    fields = builtins.enumerate(builtins.zip(*samples, strict=True))
+    columns = [_collate(list(field), f"{path}[{i}]", empty) for i, field in fields]
     return tuple(columns) if isinstance(samples[0], tuple) else columns
 
 
@@ -256,7 +258,7 @@ _RULES: dict[str, Callable[[list[Any], str, Empty], Any]] = {
     "sequence": _sequences,
     "namedtuple": _namedtuples,
     "dataclass": _dataclasses,
-    "list": lambda samples, path, empty: samples,
+    "list": lambda samples, *_: samples,
 }
 
 
@@ -284,7 +286,7 @@ def _converted_fields(batch: Any, leaf: Callable[[Any, str], Any], path: str) ->
 def _to_tensor(leaf: Any, path: str) -> Any:
     if not isinstance(leaf, np.ndarray):
         return leaf
-    import torch  # noqa: PLC0415  # only a pipeline that asks for tensors needs torch
+    import torch  # only a pipeline that asks for tensors needs torch
 
     try:
         return torch.from_numpy(leaf)

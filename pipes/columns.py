@@ -55,7 +55,7 @@ def gather(array: Any, positions: npt.NDArray[np.int64]) -> Any:
     """Index an array or a tensor along its first dimension by an array of positions."""
     if isinstance(array, np.ndarray):
         return array[positions]
-    import torch  # noqa: PLC0415  # a column that is no array is a tensor, so torch is imported already
+    import torch  # a column that is no array is a tensor, so torch is imported already
 
     return array[torch.from_numpy(positions)]
 
@@ -68,6 +68,6 @@ def joined(parts: Sequence[Columns]) -> Columns:
 def _concatenate(arrays: Sequence[Any]) -> Any:
     if isinstance(arrays[0], np.ndarray):
         return np.concatenate(arrays)
-    import torch  # noqa: PLC0415  # see `gather`
+    import torch  # see `gather`
 
     return torch.cat(list(arrays))

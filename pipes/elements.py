@@ -31,7 +31,7 @@ class _Calling(Elementwise):
         return takes_rng(self.fn)
 
     @property
-    def draws(self) -> bool:  # type: ignore[override]  # a constant of most stages, and derived here
+    def draws(self) -> bool:
         """A function that takes `rng` is taken at its word: the global generators are not seeded for it."""
         return not self.wants_rng
 
@@ -126,5 +126,3 @@ class unbatch(Elementwise):
     def apply(self, x: Any, key: tuple[int, ...], context: Context) -> Iterator[Any]:
         """See `Elementwise.apply`."""
         return iter(x)
-
-

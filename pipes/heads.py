@@ -104,7 +104,7 @@ class PositionHead(Head):
         seed = self.units.origin(first) if self.user else None
         if self.size == 1:
             return seeded(self._lazily(first), self.context, seed, at_most_one=not self.steps)
-        return self._together(np.arange(first, min(first + self.size, self.units.n)), seed)
+        return self._together(np.arange(first, int(min(first + self.size, self.units.n))), seed)
 
     def _lazily(self, position: int) -> Iterator[Any]:
         x = self.units.fetch(np.array([position]))[0]
@@ -218,8 +218,8 @@ def drawn_here(node: Node) -> bool:
 def extend(node: Node, stage: Any, context: Context) -> Node:
     """Append an elementwise stage to a node: in the head while that lasts, behind it afterwards."""
     if isinstance(node, Indexed):
-        node = stage.indexed(node, context) if stage.exact else PositionHead(node).then(stage, context)
-        return node
+        bound: Node = stage.indexed(node, context) if stage.exact else PositionHead(node).then(stage, context)
+        return bound
     if drawn_here(node):
         node = ShippedHead(node, node.context)
     if isinstance(node, (Head, Segment)):

@@ -81,7 +81,7 @@ def seed_global_generators(*numbers: int) -> None:
 
 
 def _torch_generator() -> Any:
-    """torch's default generator if the program has imported torch; not `torch.manual_seed`, which costs 300 us."""
+    """Torch's default generator if the program has imported torch; not `torch.manual_seed`, which costs 300 us."""
     return getattr(sys.modules.get("torch"), "default_generator", None)
 
 
@@ -105,7 +105,7 @@ def _keep_numpy(own: np.random.MT19937) -> Callable[[], None]:
     """
     theirs = np.random.get_bit_generator()
     if not isinstance(theirs, np.random.MT19937):
-        state = np.random.get_state(legacy=False)
+        state = np.random.get_state(legacy=False)  # noqa: NPY002
         np.random.set_bit_generator(own)
         return lambda: _swap_back(theirs, state)
     view = _mt19937_words(theirs)
@@ -120,15 +120,15 @@ def _keep_numpy(own: np.random.MT19937) -> Callable[[], None]:
 
 def _swap_back(theirs: Any, state: Any) -> None:
     np.random.set_bit_generator(theirs)
-    np.random.set_state(state)
+    np.random.set_state(state)  # noqa: NPY002
 
 
 def _restore_numpy(theirs: Any, cached_gaussian: float | None) -> None:
     np.random.set_bit_generator(theirs)
     if cached_gaussian is not None:
-        state: Any = np.random.get_state(legacy=False)
+        state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
         state["has_gauss"], state["gauss"] = 1, cached_gaussian
-        np.random.set_state(state)
+        np.random.set_state(state)  # noqa: NPY002
 
 
 def _mt19937_words(generator: np.random.MT19937) -> npt.NDArray[np.uint32]:

@@ -49,9 +49,9 @@ def _parts(pipelines: tuple[Any, ...]) -> tuple[Pipeline, ...]:
     parts = tuple(p if isinstance(p, Pipeline) else pipe(p) for p in pipelines)
     for i, part in builtins.enumerate(parts):
         if part.seed or part.epoch:
-            raise ValueError(f"a part must not have its own seed or epoch, got part {i}: {part!r}; seed the whole instead")
+            raise ValueError(f"a part must not have its own seed or epoch, got part {i}: {part!r}; seed the whole")
         if part.merge is not None:
-            raise ValueError(f"a part must not have shard_by_worker, got part {i}: {part!r}; shard the whole instead")
+            raise ValueError(f"a part must not have shard_by_worker, got part {i}: {part!r}; shard the whole")
     return parts
 
 

@@ -82,7 +82,7 @@ class Indexed(Node):
 
     def run(self, cursor: Cursor = None) -> Iterator[Pair]:
         """Run the positions in order, as the units of a head."""
-        from pipes.heads import PositionHead  # noqa: PLC0415  # heads are made of nodes
+        from pipes.heads import PositionHead  # heads are made of nodes
 
         return PositionHead(self).run(cursor)
 
@@ -205,8 +205,8 @@ class Joined(Node):
         """The cursor is (part, cursor in it)."""
         first, inner = cursor or (0, None)
         for i in builtins.range(first, len(self.parts)):
-            for y, inner in self.parts[i].run(inner):
-                yield y, (i, inner)
+            for y, after in self.parts[i].run(inner):
+                yield y, (i, after)
             inner = None
 
 
@@ -258,9 +258,11 @@ class Repeated(Node):
         """The cursor is (repetition, cursor in it)."""
         r, inner = cursor or (0, None)
         while r < self.times:
-            for y, inner in self.repetition(r).run(inner):
-                yield y, (r, inner)
-            if inner is None and self.times == ENDLESS:
+            empty = inner is None
+            for y, after in self.repetition(r).run(inner):
+                empty = False
+                yield y, (r, after)
+            if empty and self.times == ENDLESS:
                 raise ValueError(f"{self.where!r}: repetition {r} of an endless repeat is empty, which would never end")
             r, inner = r + 1, None
 
@@ -277,8 +279,8 @@ class Merged(Node):
 
     def run(self, cursor: Cursor = None) -> Iterator[Pair]:
         """The cursor is (whose turn, one cursor per shard)."""
-        turn, cursors = cursor or (0, [None] * len(self.nodes))
-        cursors = list(cursors)
+        turn, given = cursor or (0, [None] * len(self.nodes))
+        cursors: list[Cursor] = list(given)
         if self.context.runner is not None:
             runs = self.context.runner.shards(self, cursors)
         else:
@@ -304,7 +306,7 @@ def through(steps: Sequence[Step], x: Any, key: tuple[int, ...]) -> Iterator[Any
         try:
             outputs = stage.apply(x, key, context)
             if not stage.keeps_index:
-                yield from _many(stage, iter(outputs), steps[i + 1 :], key)
+                yield from _many(iter(outputs), steps[i + 1 :], key)
                 return
         except StopIteration as error:
             raise stopped(stage, key[2]) from error
@@ -317,7 +319,7 @@ def through(steps: Sequence[Step], x: Any, key: tuple[int, ...]) -> Iterator[Any
     yield x
 
 
-def _many(stage: Any, outputs: Iterator[Any], rest: Sequence[Step], key: tuple[int, ...]) -> Iterator[Any]:
+def _many(outputs: Iterator[Any], rest: Sequence[Step], key: tuple[int, ...]) -> Iterator[Any]:
     for j, y in builtins.enumerate(outputs):
         yield from through(rest, y, (*key, j))
 
@@ -361,6 +363,7 @@ class OneShot:
         self._where = where
 
     def __call__(self) -> Iterator[Any]:
+        """Return the iterator, the first time."""
         iterator, self._iterator = self._iterator, None
         if iterator is None:
             raise StageError(

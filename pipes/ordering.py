@@ -18,8 +18,8 @@ from pipes import seeds
 from pipes.columns import Columns, joined
 from pipes.context import Context
 from pipes.errors import StageError, check_size
-from pipes.isolation import isolated
 from pipes.heads import ShippedHead
+from pipes.isolation import isolated
 from pipes.nodes import ENDLESS, Drawing, Indexed, Node, Positions, Repeated
 from pipes.orders import Order, check_range, index_array, subset
 from pipes.stage import Block, Elementwise, Origins, Stage, Upstream, takes_rng
@@ -137,7 +137,7 @@ class _lookup(Elementwise):
     keeps_index: ClassVar[bool] = True
 
     @property
-    def draws(self) -> bool:  # type: ignore[override]  # a constant of most stages, and derived here
+    def draws(self) -> bool:
         """Fetching may run the dataset's code."""
         return bool(self.node.user)
 
@@ -330,7 +330,7 @@ class repeat(Stage):
             object.__setattr__(self, "times", check_size("times", self.times, advice="pass None to repeat endlessly"))
 
     @property
-    def replays(self) -> bool:  # type: ignore[override]  # a constant of most stages, and derived here
+    def replays(self) -> bool:
         """See `Stage.replays`."""
         return self.times != 1
 
@@ -349,7 +349,9 @@ class repeat(Stage):
             raise ValueError(f"{self!r} would repeat a source of length 0 endlessly; check the source or pass `times`")
         return node if node.n == ENDLESS else self._indexed(node, repetition, times, context)
 
-    def _indexed(self, first: Indexed, repetition: Callable[[int], Any], times: int | float, context: Context) -> Indexed:
+    def _indexed(
+        self, first: Indexed, repetition: Callable[[int], Any], times: int | float, context: Context
+    ) -> Indexed:
         n = int(first.n)
 
         def node(r: int) -> Indexed:

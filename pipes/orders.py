@@ -138,7 +138,7 @@ class with_replacement(Order):
 
 def _uniform(key: Key, positions: Indices) -> npt.NDArray[np.float64]:
     """One number in [0, 1) of 53 bits for each position."""
-    return (seeds.hashed(key, positions) >> np.uint64(11)) * 2.0**-53
+    return (seeds.hashed(key, positions) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 @value
@@ -162,7 +162,7 @@ class weighted(Order):
         given = self.weights.tolist() if hasattr(self.weights, "tolist") else self.weights
         weights = np.array(given, np.float64)
         if weights.ndim != 1:
-            raise ValueError(f"`weights` must be one-dimensional, got shape {weights.shape}; pass one weight per sample")
+            raise ValueError(f"`weights` must be one-dimensional, got shape {weights.shape}; give one per sample")
         bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
         if len(bad):
             raise ValueError(f"`weights` must be finite and >= 0, got {weights[bad[0]]} at index {bad[0]}")
@@ -190,8 +190,8 @@ class weighted(Order):
         last = int(np.flatnonzero(self.weights)[-1])
 
         def at(positions: Indices) -> Indices:
-            found = np.searchsorted(sums, _uniform(key, positions) * sums[-1], side="right")
-            return np.minimum(found, last).astype(np.int64)  # rounding may reach the sum itself
+            found: Indices = np.searchsorted(sums, _uniform(key, positions) * sums[-1], side="right")
+            return np.minimum(found, last)  # rounding may reach the sum itself
 
         return at
 
@@ -199,7 +199,8 @@ class weighted(Order):
         u = 1.0 - _uniform(key, np.arange(n))  # in (0, 1]
         with np.errstate(divide="ignore", invalid="ignore"):
             waits = np.where(self.weights > 0, -np.log(u) / self.weights, np.inf)
-        return np.argsort(waits, kind="stable")[: self.size].astype(np.int64)
+        order: Indices = np.argsort(waits, kind="stable")
+        return order[: self.size]
 
 
 @value
@@ -222,7 +223,8 @@ class subset(Order):
 
     def bind(self, n: int, key: Key) -> At:
         """See `Order.bind`."""
-        return lambda positions: self.indices[positions]
+        chosen: Indices = self.indices
+        return lambda positions: chosen[positions]
 
 
 @value
@@ -236,7 +238,8 @@ class shuffled_subset(subset):
     def bind(self, n: int, key: Key) -> At:
         """See `Order.bind`."""
         at = shuffled().bind(len(self.indices), key)
-        return lambda positions: self.indices[at(positions)]
+        chosen: Indices = self.indices
+        return lambda positions: chosen[at(positions)]
 
 
 def index_array(indices: Any, name: str) -> Indices:

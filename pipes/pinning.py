@@ -48,7 +48,7 @@ class pin(Elementwise):
 def _can_pin() -> bool:
     """Whether there is an accelerator; warns, once a process, where there is none."""
     if importlib.util.find_spec("torch") is not None:
-        import torch  # noqa: PLC0415  # only a pipeline that pins needs torch
+        import torch  # only a pipeline that pins needs torch
 
         if torch.accelerator.is_available():
             return True

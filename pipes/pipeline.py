@@ -97,7 +97,7 @@ class Pipeline(Value):
             shards = next(s.shards for s in self.stages if isinstance(s, shard_by_worker))
             chains = [self.chain(context.at(shard=shard, runner=None)) for shard in range(shards)]
             return Merged(chains, context)
-        return self._bind(context, size, lambda c, n: self.bind(c, n))
+        return self._bind(context, size, self.bind)
 
     def chain(self, context: Context) -> Node:
         """Return one shard's chain, up to the merge; `context.shard` is its number."""
@@ -200,7 +200,8 @@ class Pipeline(Value):
         """
         context = Context(self.seed, self.epoch)
         rows = [("stage", "length", "access", "holds", "runs in")]
-        for size, part in builtins.enumerate((self.source, *self.stages)):
+        parts: tuple[Source | Stage, ...] = (self.source, *self.stages)
+        for size, part in builtins.enumerate(parts):
             sharded = self.merge is not None and size <= self.merge
             node = self.chain_prefix(context, size) if sharded else self.bind(context, size)
             where = "shards, in workers" if sharded else "workers" if _in_workers(node) else "consumer"
@@ -230,8 +231,9 @@ def _numbered(pairs: Iterator[Pair]) -> Iterator[Pair]:
     """Note on an error which output was being computed, where no stage said the same number."""
     k = 0
     try:
-        for k, pair in builtins.enumerate(pairs, 1):
+        for pair in pairs:
             yield pair
+            k += 1
     except Exception as error:
         if not any(note.endswith(f"position {k}") for note in getattr(error, "__notes__", ())):
             error.add_note(f"pipes: while computing output {k}, counted from where this run began")
@@ -271,13 +273,11 @@ def pipe(source: Any, *stages: Any) -> Pipeline:
     [2, 1]
     >>> pipe(batch(2), [1, 2, 3])
     Traceback (most recent call last):
-    TypeError: the first argument of pipe must be a source, got batch(2); put from_map(...) or the like before it
+    TypeError: the first argument of pipe must be a source, got batch(2); put from_map(...) before it
 
     A sequence becomes `from_map`, another iterable `from_iterable`. Any callable from iterable to iterator is a stage;
     it gets an `rng` of the run if it has a parameter of that name. Whatever is wrong is a `TypeError` or `ValueError`
     here, not at the first element.
     """
-    made = tuple(builtins.map(as_stage, stages))
-    if isinstance(source, Pipeline):
-        return replace(source, stages=source.stages + made)
-    return Pipeline(as_source(source), made)
+    start = source if isinstance(source, Pipeline) else Pipeline(as_source(source))
+    return replace(start, stages=(*start.stages, *builtins.map(as_stage, stages)))

@@ -50,7 +50,8 @@ def generator(*numbers: int) -> np.random.Generator:
     >>> bool(generator(1, 2).random() == generator(1, 2).random())
     True
     """
-    return np.random.Generator(np.random.PCG64(_Hashed(np.frombuffer(words(32, *numbers), np.uint64))))
+    state: Any = _Hashed(np.frombuffer(words(32, *numbers), np.uint64))  # a type that NumPy's stubs leave out
+    return np.random.Generator(np.random.PCG64(state))
 
 
 def random_words(key: Key, index: int, size: int) -> npt.NDArray[np.uint64]:
@@ -58,8 +59,8 @@ def random_words(key: Key, index: int, size: int) -> npt.NDArray[np.uint64]:
 
     Raw words of Philox, since NEP 19 lets `Generator.permutation` and `integers` change between NumPy versions.
     """
-    philox = np.random.Philox(key=np.array(key, np.uint64), counter=np.array([0, 0, index & MASK, index >> 64], np.uint64))
-    return philox.random_raw(size)
+    counter = np.array([0, 0, index & MASK, index >> 64], np.uint64)
+    return np.random.Philox(key=np.array(key, np.uint64), counter=counter).random_raw(size)
 
 
 def permutation(key: Key, index: int, size: int) -> npt.NDArray[np.int64]:

@@ -40,7 +40,7 @@ class shard_by_worker(Block):
         object.__setattr__(self, "shards", check_size("shards", self.shards))
 
     @property
-    def replays(self) -> bool:  # type: ignore[override]  # a constant of most stages, and derived here
+    def replays(self) -> bool:
         """See `Stage.replays`."""
         return self.shards > 1
 
@@ -50,12 +50,11 @@ class shard_by_worker(Block):
 
     def cut(self, k: int, context: Context) -> int:
         """See `Block.cut`."""
-        return self.shards
+        return self.shards if k else (context.shard or 0) + 1
 
     def outputs(self, k: int, block: list[Any], context: Context) -> list[Any]:
-        """See `Block.outputs`."""
-        shard = context.shard or 0
-        return block[shard : shard + 1]
+        """See `Block.outputs`: a block ends with the shard's element."""
+        return block[-1:] if len(block) == self.cut(k, context) else []
 
     def length(self, n: int | float, context: Context) -> int | float:
         """See `Block.length`."""
@@ -99,10 +98,10 @@ class shard_by_rank(Block):
 
     def __post_init__(self) -> None:
         check_choice("uneven", self.uneven, ("keep", "drop", "pad"))
-        world_size = os.environ.get("WORLD_SIZE", 1) if self.world_size is None else self.world_size
-        rank = os.environ.get("RANK", 0) if self.rank is None else self.rank
-        size = check_size("world_size", int(world_size) if isinstance(world_size, str) else world_size)
-        number = check_size("rank", int(rank) if isinstance(rank, str) else rank, least=0)
+        world_size = int(os.environ.get("WORLD_SIZE", "1")) if self.world_size is None else self.world_size
+        rank = int(os.environ.get("RANK", "0")) if self.rank is None else self.rank
+        size = check_size("world_size", world_size)
+        number = check_size("rank", rank, least=0)
         if number >= size:
             raise ValueError(f"`rank` must be < `world_size`, got rank {number} of {size}; ranks count from 0")
         object.__setattr__(self, "world_size", size)
@@ -117,15 +116,17 @@ class shard_by_rank(Block):
         return f"{self.world_size} elements"
 
     def cut(self, k: int, context: Context) -> int:
-        """See `Block.cut`."""
-        return self._world[1]
+        """See `Block.cut`: a whole round to know that it is one, else up to the rank's element of the round."""
+        rank, world_size = self._world
+        return world_size if k or self.uneven == "drop" else rank + 1
 
     def outputs(self, k: int, block: list[Any], context: Context) -> list[Any]:
         """See `Block.outputs`."""
         rank, world_size = self._world
-        if len(block) == world_size or (self.uneven == "keep" and rank < len(block)):
-            return [block[rank]]
-        return [block[rank % len(block)]] if self.uneven == "pad" else []
+        if len(block) == self.cut(k, context):
+            return [block[rank if self.uneven == "drop" else -1]]
+        last_round = block[world_size - 1 - rank if k else 0 :]
+        return [last_round[rank % len(last_round)]] if last_round and self.uneven == "pad" else []
 
     def length(self, n: int | float, context: Context) -> int | float:
         """See `Block.length`."""
@@ -142,7 +143,8 @@ class shard_by_rank(Block):
         begin = positions * world_size
         if self.uneven != "pad" or n == ENDLESS:
             return begin + rank
-        return begin + rank % np.minimum(world_size, int(n) - begin)
+        in_round: Positions = np.minimum(world_size, int(n) - begin)
+        return begin + rank % in_round
 
     def first_input(self, k: int, context: Context) -> int:
         """See `Block.first_input`."""

@@ -78,9 +78,12 @@ class from_map(Source):
         get = self._bulk(dataset) if user and _has_bulk_access(dataset) else self._each(dataset)
         if keys is None:
             return Indexed(n, lambda positions: get(positions.tolist(), positions.tolist()), context, user=user)
-        return Indexed(
-            n, lambda positions: get([_plain(keys[p]) for p in positions.tolist()], positions.tolist()), context, user=user
-        )
+
+        def fetch(positions: Positions) -> list[Any]:
+            at = positions.tolist()
+            return get([_plain(keys[p]) for p in at], at)
+
+        return Indexed(n, fetch, context, user=user)
 
     def _each(self, dataset: Any) -> Callable[[list[Any], list[int]], list[Any]]:
         def get(keys: list[Any], positions: list[int]) -> list[Any]:
@@ -93,13 +96,13 @@ class from_map(Source):
         return get
 
     def _bulk(self, dataset: Any) -> Callable[[list[Any], list[int]], list[Any]]:
-        def get(keys: list[Any], positions: list[int]) -> list[Any]:
+        def get(keys: list[Any], _: list[int]) -> list[Any]:
             try:
                 samples = list(dataset.__getitems__(keys))
             except StopIteration as error:
                 raise StageError(f"{self!r} raised StopIteration for keys {keys[:8]}") from error
             except Exception as error:
-                error.add_note(f"pipes: in {self!r}, keys {keys[:8]}{' ...' if len(keys) > 8 else ''}")  # noqa: PLR2004
+                error.add_note(f"pipes: in {self!r}, keys {keys[:8]}{' ...' if len(keys) > 8 else ''}")
                 raise
             if len(samples) != len(keys):
                 raise StageError(
@@ -116,9 +119,12 @@ def _plain(key: Any) -> Any:
 
 def _has_bulk_access(dataset: Any) -> bool:
     """Tell whether `__getitems__` can be trusted: a subclass that overrides only `__getitem__` means its own."""
-    order = builtins.type(dataset).__mro__
-    found = [next((i for i, c in builtins.enumerate(order) if m in vars(c)), None) for m in ("__getitems__", "__getitem__")]
-    bulk, single = found
+
+    def defined(method: str) -> int | None:
+        order = builtins.type(dataset).__mro__
+        return next((i for i, cls in builtins.enumerate(order) if method in vars(cls)), None)
+
+    bulk, single = defined("__getitems__"), defined("__getitem__")
     return callable(getattr(dataset, "__getitems__", None)) and bulk is not None and (single is None or bulk <= single)
 
 
@@ -135,14 +141,15 @@ class from_iterable(Source):
     pipes.errors.StageError: from_iterable(<str_ascii_iterator>) is a one-shot iterator and was run already; ...
 
     If the function has a parameter named `rng` it gets one `numpy.random.Generator` per run (and shard); a stream that
-    draws should use it, since the global generators are not seeded for it. A one-shot iterator runs once. Holds nothing.
+    draws should use it, since the global generators are not seeded for it. A one-shot iterator runs once. Holds
+    nothing.
     """
 
     iterable: Any
 
     def __post_init__(self) -> None:
         x = self.iterable
-        if isinstance(x, Stage) or isinstance(x, builtins.type):
+        if isinstance(x, (Stage, builtins.type)):
             raise TypeError(f"`iterable` must be an iterable or a function that makes one, got {x!r}")
         if not hasattr(x, "__iter__") and not callable(x):
             advice = "use from_map" if hasattr(x, "__getitem__") else "pass a list, a generator function or the like"
@@ -219,10 +226,11 @@ def as_source(x: Any) -> Source:
     if isinstance(x, Source):
         return x
     if isinstance(x, Stage) or (isinstance(x, builtins.type) and issubclass(x, (Stage, Source))):
-        raise TypeError(f"the first argument of pipe must be a source, got {x!r}; put from_map(...) or the like before it")
+        raise TypeError(f"the first argument of pipe must be a source, got {x!r}; put from_map(...) before it")
     if hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, builtins.type):
         return from_map(x)
     if hasattr(x, "__iter__") and not isinstance(x, builtins.type):
         return from_iterable(x)
     advice = "wrap it: from_iterable(...)" if callable(x) else "pass a sequence, an iterable or a source"
-    raise TypeError(f"the first argument of pipe must be a source, got {x!r} of type {builtins.type(x).__name__}; {advice}")
+    kind = builtins.type(x).__name__
+    raise TypeError(f"the first argument of pipe must be a source, got {x!r} of type {kind}; {advice}")

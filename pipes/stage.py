@@ -16,7 +16,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 from pipes.context import Context
@@ -35,11 +35,15 @@ class Stage(Value):
     consumer: ClassVar[bool] = False
     """Run in the consumer, never in a worker."""
 
-    draws: ClassVar[bool] | bool = False
-    """Call user code that may draw from the global generators."""
+    @property
+    def draws(self) -> bool:
+        """Whether the stage calls user code that may draw from the global generators."""
+        return False
 
-    replays: ClassVar[bool] | bool = False
-    """Run what comes before more than once, which a one-shot iterator cannot."""
+    @property
+    def replays(self) -> bool:
+        """Whether the stage runs what comes before more than once, which a one-shot iterator cannot."""
+        return False
 
     def bind(self, upstream: Upstream, context: Context) -> Node:
         """Return the node that runs this stage on `upstream`."""
@@ -51,8 +55,13 @@ class Stage(Value):
 
     def __call__(self, iterable: Iterable[Any]) -> Iterator[Any]:
         """Run the stage alone, here, with seed 0."""
-        node = self.bind(lambda context: node_of(iterable, context, self), Context())
+        node = self.bind(lambda context: node_of(iterable, context, self), self._context)
         return (y for y, _ in node.run())
+
+    @property
+    def _context(self) -> Context:
+        """What the stage has as the first of its name in a pipeline."""
+        return Context(name=f"{type(self).__name__}#0")
 
 
 class Elementwise(Stage):
@@ -86,8 +95,7 @@ class Elementwise(Stage):
 
     def __call__(self, iterable: Iterable[Any]) -> Iterator[Any]:
         """Run the stage alone, here, with seed 0."""
-        context = Context()
-        return self._alone(iterable, ((self, context),), context.at(name="unit").key)
+        return self._alone(iterable, ((self, self._context),), Context(name="unit").key)
 
     def _alone(self, iterable: Iterable[Any], steps: Any, key: tuple[int, int]) -> Iterator[Any]:
         for k, x in builtins.enumerate(iterable):
@@ -150,7 +158,7 @@ class Block(Stage):
 
     def __call__(self, iterable: Iterable[Any]) -> Iterator[Any]:
         """Run the stage alone, here, with seed 0."""
-        return self._alone(iterable, Context(name=f"{type(self).__name__}#0"))
+        return self._alone(iterable, self._context)
 
     def _alone(self, iterable: Iterable[Any], context: Context) -> Iterator[Any]:
         items = iter(iterable)
@@ -168,7 +176,7 @@ class Block(Stage):
 def node_of(iterable: Iterable[Any], context: Context, where: object) -> Node:
     """Return any iterable as a node: random access where it is a sequence."""
     if hasattr(iterable, "__getitem__") and hasattr(iterable, "__len__"):
-        sequence: Sequence[Any] = iterable
+        sequence: Any = iterable
         return Indexed(len(sequence), lambda positions: [sequence[p] for p in positions.tolist()], context)
     if iter(iterable) is iterable:
         once = OneShot(iterable, where)

@@ -75,7 +75,7 @@ def show(x: Any) -> str:
     if isinstance(x, (list, tuple, dict, set, frozenset)) and len(x) > LONGEST_REPR:
         return f"<{type(x).__name__} of {len(x)}>"
     text = repr(x)
-    plain = type(x).__repr__ is object.__repr__ or " at 0x" in text or len(text) > LONGEST_REPR or "\n" in text
+    plain = " at 0x" in text or len(text) > LONGEST_REPR or "\n" in text
     return f"<{type(x).__name__}>" if plain else text
 
 
@@ -106,8 +106,8 @@ def same(a: Any, b: Any) -> bool:
     if hasattr(a, "equal") and hasattr(a, "dtype"):  # a tensor, whose `==` is elementwise
         return a.shape == b.shape and a.dtype == b.dtype and bool(a.equal(b))
     try:
-        return bool(a == b) or bool(a != a and b != b)  # noqa: PLR0124  # NaN is NaN here
-    except Exception:  # an `==` that raises or has no truth value: identity, tested above, decides
+        return bool(a == b) or bool(a != a and b != b)  # NaN is NaN here
+    except Exception:  # noqa: BLE001  # an `==` that raises or has no truth value: identity, tested above, decides
         return False
 
 

@@ -1,0 +1,232 @@
+"""Measure what the serial run costs, each time beside what a user would write or use instead.
+
+    python tests/benchmarks/serial.py [--quick]
+
+Contestants take turns in one process and the medians are compared, so that a busy machine slows all of them alike.
+"""
+
+import argparse
+import builtins
+import itertools
+import random
+import statistics
+import time
+import tracemalloc
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import more_itertools
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import pipes as p
+
+type Job = Callable[[], Iterable[Any]]
+
+ROWS = 100_000
+REPETITIONS = 7
+
+
+def drained(job: Job) -> float:
+    """Return the seconds that it takes to make and exhaust an iterable."""
+    start = time.perf_counter()
+    deque(job(), maxlen=0)
+    return time.perf_counter() - start
+
+
+def medians(*jobs: Job, repetitions: int) -> list[float]:
+    """Return each job's median; the jobs take turns, after a warm-up of each."""
+    for job in jobs:
+        drained(job)
+    rounds = [[drained(job) for job in jobs] for _ in range(repetitions)]
+    return [statistics.median(times) for times in builtins.zip(*rounds, strict=True)]
+
+
+def report(what: str, value: float, unit: str, wanted: str, *, met: bool) -> None:
+    """Print one result, and whether it is what we want."""
+    print(f"{what:66} {value:10.2f} {unit:6} want {wanted:8} {'ok' if met else 'MISSED'}")
+
+
+# -- (a) map and batch beside a generator written by hand ----------------------------------------------------------------
+
+
+def increment(row: tuple[int, int]) -> tuple[int, int]:
+    """Do next to nothing."""
+    return row[0] + 1, row[1]
+
+
+def by_hand(rows: list[tuple[int, int]], size: int) -> Iterator[list[tuple[int, int]]]:
+    """Map and batch as one would without a library."""
+    block = []
+    for row in rows:
+        block.append(increment(row))
+        if len(block) == size:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def bench_map_batch(repetitions: int) -> None:
+    rows = [(i, -i) for i in range(ROWS)]
+    for size in (256, 64):
+        pipeline = p.pipe(p.from_map(rows), p.map(increment), p.batch(size))
+        ours, theirs = medians(lambda: pipeline, lambda: by_hand(rows, size), repetitions=repetitions)  # noqa: B023
+        extra = (ours - theirs) / (ROWS / size) * 1e6
+        ratio = ours / theirs
+        if size == 256:
+            report("map + batch(256), time over a hand-written generator's", ratio, "x", "<= 1.5", met=ratio <= 1.5)
+        else:
+            report("map + batch(64), time over a hand-written generator's", ratio, "x", "-", met=True)
+        report(f"map + batch({size}), more than by hand, per output", extra, "us", "<= 50", met=extra <= 50)
+
+
+# -- (b), (c) beside DataLoader ------------------------------------------------------------------------------------------
+
+
+class Rows(Dataset[tuple[Any, Any]]):
+    """A map-style data set as users write them."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[Any, Any]:
+        return self.x[i], self.y[i]
+
+
+def bench_dataloader(repetitions: int) -> None:
+    x, y = np.random.default_rng(0).random((ROWS, 32), np.float32), np.arange(ROWS)
+    tensors = torch.from_numpy(x), torch.from_numpy(y)
+    stages = p.sample(p.shuffled()), p.batch(256), p.collate()
+
+    def compared(what: str, pipeline: p.Pipeline, dataset: Dataset[Any], wanted: float) -> None:
+        loader: Job = lambda: DataLoader(dataset, batch_size=256, shuffle=True)  # noqa: E731
+        ours, theirs = medians(lambda: pipeline, loader, repetitions=repetitions)
+        batches = -(-ROWS // 256)
+        ratio = theirs / ours
+        report(f"{what}: batches/s over DataLoader's", ratio, "x", f">= {wanted:g}", met=ratio >= wanted)
+        print(f"    ours {batches / ours:,.0f} batches/s, DataLoader {batches / theirs:,.0f}")
+
+    compared("from_arrays(tensors), TensorDataset", p.pipe(p.from_arrays(*tensors), *stages), TensorDataset(*tensors), 20)
+    compared("from_arrays(NumPy), TensorDataset", p.pipe(p.from_arrays(x, y), *stages), TensorDataset(*tensors), 20)
+    for kind, rows in {"tensors": Rows(*tensors), "NumPy": Rows(x, y)}.items():
+        compared(f"from_map(rows of {kind}), the same Dataset", p.pipe(p.from_map(rows), *stages), rows, 1)
+
+
+# -- (d) each stage beside its counterpart -------------------------------------------------------------------------------
+
+
+def same(x: int) -> int:
+    """Do nothing."""
+    return x
+
+
+def odd(x: int) -> bool:
+    """Choose every other number."""
+    return x % 2 == 1
+
+
+def twice(x: int) -> tuple[int, int]:
+    """Make two of one."""
+    return x, x
+
+
+def shuffled_chunks(xs: Iterable[int]) -> Iterator[int]:
+    """Shuffle within chunks, as one would by hand."""
+    for chunk in more_itertools.chunked(xs, 256):
+        random.shuffle(chunk)
+        yield from chunk
+
+
+def bench_stages(repetitions: int) -> None:
+    xs = list(range(20_000))
+    lists = list(more_itertools.chunked(xs, 64))
+    half, n = len(xs) // 2, len(xs)
+    rows: list[tuple[str, Any, list[Any], Callable[[list[Any]], Iterable[Any]]]] = [
+        ("map(same)", p.map(same), xs, lambda xs: builtins.map(same, xs)),
+        ("filter(odd)", p.filter(odd), xs, lambda xs: builtins.filter(odd, xs)),
+        ("flat_map(twice)", p.flat_map(twice), xs, lambda xs: itertools.chain.from_iterable(builtins.map(twice, xs))),
+        ("enumerate()", p.enumerate(), xs, builtins.enumerate),
+        ("sample(shuffled())", p.sample(p.shuffled()), xs, lambda xs: random.sample(xs, len(xs))),
+        ("shuffle_buffer(256)", p.shuffle_buffer(256), xs, shuffled_chunks),
+        ("take(half)", p.take(half), xs, lambda xs: itertools.islice(xs, half)),
+        ("skip(half)", p.skip(half), xs, lambda xs: itertools.islice(xs, half, None)),
+        ("repeat(2)", p.repeat(2), xs, lambda xs: more_itertools.ncycles(xs, 2)),
+        ("batch(64)", p.batch(64), xs, lambda xs: itertools.batched(xs, 64)),
+        ("unbatch() of 64", p.unbatch(), lists, itertools.chain.from_iterable),
+        ("shard_by_rank(0, 2)", p.shard_by_rank(0, 2), xs, lambda xs: itertools.islice(xs, 0, None, 2)),
+        ("shard_by_worker(4)", p.shard_by_worker(4), xs, lambda xs: more_itertools.roundrobin(*[xs[i::4] for i in range(4)])),
+        ("collate(numpy) of 64", p.collate(to="numpy"), lists, lambda lists: builtins.map(np.array, lists)),
+    ]
+    print(f"\n{'ns per input element':24}{'alone':>10}{'on a list':>12}{'on a stream':>13}{'counterpart':>13}")
+    nothing = medians(lambda: p.pipe(xs), lambda: p.pipe(p.from_iterable(lambda: xs)), lambda: xs, repetitions=repetitions)
+    print(f"{'no stage':24}{'':10}" + "".join(f"{t / n * 1e9:{w}.0f}" for t, w in builtins.zip(nothing, (12, 13, 13), strict=True)))
+    for name, stage, items, counterpart in rows:
+        on_list = p.pipe(p.from_map(items), stage)
+        jobs: list[Job] = [lambda s=stage, i=items: s(iter(i)) if not isinstance(s, p.sample) else s(i), lambda o=on_list: o]  # type: ignore[misc]
+        if not isinstance(stage, p.sample):
+            on_stream = p.pipe(p.from_iterable(items), stage)
+            jobs.append(lambda o=on_stream: o)  # type: ignore[misc]
+        jobs.append(lambda c=counterpart, i=items: c(i))  # type: ignore[misc]
+        costs = [t / n * 1e9 for t in medians(*jobs, repetitions=repetitions)]
+        cells = [f"{c:.0f}" for c in costs]
+        if len(cells) == 3:
+            cells.insert(2, "-")
+        print(f"{name:24}{cells[0]:>10}{cells[1]:>12}{cells[2]:>13}{cells[3]:>13}")
+    for name, joined, theirs in [
+        ("concat of two", p.concat(xs, xs), lambda: itertools.chain(xs, xs)),
+        ("zip of two", p.zip(xs, xs), lambda: builtins.zip(xs, xs, strict=True)),
+    ]:
+        a, b = medians(lambda j=joined: j, theirs, repetitions=repetitions)  # type: ignore[misc]
+        print(f"{name:24}{'-':>10}{a / n * 1e9:12.0f}{'-':>13}{b / n * 1e9:13.0f}")
+
+
+# -- (e) the shuffle of a billion ----------------------------------------------------------------------------------------
+
+
+def bench_shuffled(repetitions: int) -> None:
+    n = 10**9
+    first = []
+    for epoch in range(3 + repetitions):
+        start = time.perf_counter()
+        p.shuffled().bind(n, (epoch, 1))(np.array([0]))
+        first.append(time.perf_counter() - start)
+    tracemalloc.start()
+    p.shuffled().bind(n, (99, 1))(np.array([0]))
+    peak = tracemalloc.get_traced_memory()[1] / 1e6
+    tracemalloc.stop()
+    longest = max(first) * 1e3
+    print()
+    report("shuffled(), n = 1e9: first index (slowest of all)", longest, "ms", "< 50", met=longest < 50)
+    report("shuffled(), n = 1e9: memory for the first index", peak, "MB", "< 10", met=peak < 10)
+    for size in (64, 256, 4096, 1 << 16):
+        at = p.shuffled().bind(n, (7, 7))
+        count = 1 << 20
+
+        def in_order(at: Any = at, size: int = size, count: int = count) -> Iterator[npt.NDArray[np.int64]]:
+            for begin in range(0, count, size):
+                yield at(np.arange(begin, begin + size))
+
+        (seconds,) = medians(in_order, repetitions=repetitions)
+        speed = count / seconds / 1e6
+        report(f"shuffled(), n = 1e9: in order, {size} at a time", speed, "M/s", ">= 5", met=speed >= 5)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure what the serial run costs.")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    repetitions = 3 if parser.parse_args().quick else REPETITIONS
+    bench_map_batch(repetitions)
+    bench_dataloader(repetitions)
+    bench_shuffled(repetitions)
+    bench_stages(repetitions)
+
+
+if __name__ == "__main__":
+    main()
