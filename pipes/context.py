@@ -39,7 +39,9 @@ class Context:
     """The arguments of one run of one stage.
 
     `seed` and `epoch` are the run's; `shard` is the shard's number behind `shard_by_worker`; `path` names the
-    enclosing joins and `name` the stage with its occurrence, as in `map#1`.
+    enclosing joins and `name` the stage with its occurrence, as in `map#1`. The rest says how the run is done: `globals`
+    seeds the global generators, `runner` computes units elsewhere, `empty` makes the arrays that results are collated
+    into, and `deferred` names the stage whose conversion to tensors is left to the process that receives them.
     """
 
     seed: int = 0
@@ -50,6 +52,7 @@ class Context:
     globals: Unseeded = field(default=_UNSEEDED, compare=False, repr=False)
     runner: Runner | None = field(default=None, compare=False, repr=False)
     empty: Callable[..., np.ndarray[Any, Any]] = field(default=np.empty, compare=False, repr=False)
+    deferred: str = field(default="", compare=False, repr=False)
 
     @cached_property
     def key(self) -> seeds.Key:

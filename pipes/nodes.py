@@ -358,16 +358,19 @@ def restored(pairs: Iterator[Pair], context: Context) -> Iterator[Pair]:
 class OneShot:
     """Hand out an iterator once, and say so the second time."""
 
-    def __init__(self, iterator: Iterator[Any], where: object) -> None:
+    def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator: Iterator[Any] | None = iterator
-        self._where = where
+        self._name = type(iterator).__name__
 
-    def __call__(self) -> Iterator[Any]:
+    def take(self, where: object) -> Iterator[Any]:
         """Return the iterator, the first time."""
         iterator, self._iterator = self._iterator, None
         if iterator is None:
             raise StageError(
-                f"{self._where!r} is a one-shot iterator and was run already; a second run would be empty, "
+                f"{where!r} is a one-shot iterator and was run already; a second run would be empty, "
                 "so pass a function that makes a fresh iterator: from_iterable(lambda: ...)"
             )
         return iterator
+
+    def __repr__(self) -> str:
+        return f"<{self._name}>"

@@ -155,20 +155,20 @@ class from_iterable(Source):
             advice = "use from_map" if hasattr(x, "__getitem__") else "pass a list, a generator function or the like"
             raise TypeError(f"`iterable` must be an iterable or a function that makes one, got {x!r}; {advice}")
         if hasattr(x, "__iter__") and hasattr(x, "__next__"):
-            object.__setattr__(self, "_once", OneShot(x, self))
+            object.__setattr__(self, "iterable", OneShot(x))
 
     @property
     def one_shot(self) -> bool:
         """Whether it can be run only once."""
-        return hasattr(self, "_once")
+        return isinstance(self.iterable, OneShot)
 
     def bind(self, context: Context) -> Node:
         """See `Source.bind`."""
         return Drawing(self._open, context.at(name="source"), self)
 
     def _open(self, context: Context) -> Iterable[Any]:
-        if self.one_shot:
-            return self._once()  # type: ignore[attr-defined, no-any-return]  # set where `one_shot`
+        if isinstance(self.iterable, OneShot):
+            return self.iterable.take(self)
         if hasattr(self.iterable, "__iter__"):
             return self.iterable  # type: ignore[no-any-return]  # just tested
         made = self.iterable(rng=context.rng((0,))) if takes_rng(self.iterable) else self.iterable()

@@ -179,8 +179,8 @@ def node_of(iterable: Iterable[Any], context: Context, where: object) -> Node:
         sequence: Any = iterable
         return Indexed(len(sequence), lambda positions: [sequence[p] for p in positions.tolist()], context)
     if iter(iterable) is iterable:
-        once = OneShot(iterable, where)
-        return Drawing(lambda _: once(), context, where)
+        once = OneShot(iterable)
+        return Drawing(lambda _: once.take(where), context, where)
     return Drawing(lambda _: iterable, context, where)
 
 

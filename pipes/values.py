@@ -29,6 +29,10 @@ class Value:
     def __eq__(self, other: object) -> bool:
         return same(self, other)
 
+    def __getstate__(self) -> dict[str, Any]:
+        cached = functools.cached_property  # what is derived is derived again, and need not be picklable
+        return {k: v for k, v in vars(self).items() if not isinstance(getattr(type(self), k, None), cached)}
+
     def __hash__(self) -> int:
         scalars = (v for v in _fields(self).values() if isinstance(v, (int, str, type(None))))
         return hash((type(self).__name__, *scalars))

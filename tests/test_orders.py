@@ -139,6 +139,25 @@ def access_patterns(draw: st.DrawFn, n: int) -> list[list[int]]:
     return draw(st.lists(st.one_of(spans, jumps, edges, edges.map(lambda e: e[::-1])), max_size=12))
 
 
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail on a position outside the range, from which the cycle walk might never return."""
+
+    def checked(positions: Indices, n: int, keys: npt.NDArray[np.uint64]) -> Indices:
+        assert ((positions >= 0) & (positions < n)).all(), f"positions outside 0..{n - 1} would walk for ever"
+        return feistel(positions, n, keys)
+
+    monkeypatch.setattr("pipes.orders.feistel", checked)
+
+
+@pytest.mark.usefixtures("guarded")
+def test_empty_fetches_between_others_do_not_walk_for_ever() -> None:
+    cached, nothing = _Blockwise(10**5, key_of(0)), np.empty(0, np.int64)
+    for positions in (np.arange(3), np.arange(3), nothing, nothing, nothing, np.arange(3)):
+        assert len(cached(positions)) == len(positions)
+
+
+@pytest.mark.usefixtures("guarded")
 @given(st.data())
 def test_cached_blocks_equal_direct_computation_under_any_access_pattern(data: st.DataObject) -> None:
     n = data.draw(st.sampled_from([1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 17, 10**5]))

@@ -50,7 +50,7 @@ def report(what: str, value: float, unit: str, wanted: str, *, met: bool) -> Non
     print(f"{what:66} {value:10.2f} {unit:6} want {wanted:8} {'ok' if met else 'MISSED'}")
 
 
-# -- (a) map and batch beside a generator written by hand ----------------------------------------------------------------
+# -- (a) map and batch beside a generator written by hand --------------------------------------------------------------
 
 
 def increment(row: tuple[int, int]) -> tuple[int, int]:
@@ -84,7 +84,7 @@ def bench_map_batch(repetitions: int) -> None:
         report(f"map + batch({size}), more than by hand, per output", extra, "us", "<= 50", met=extra <= 50)
 
 
-# -- (b), (c) beside DataLoader ------------------------------------------------------------------------------------------
+# -- (b), (c) beside DataLoader ----------------------------------------------------------------------------------------
 
 
 class Rows(Dataset[tuple[Any, Any]]):
@@ -113,13 +113,14 @@ def bench_dataloader(repetitions: int) -> None:
         report(f"{what}: batches/s over DataLoader's", ratio, "x", f">= {wanted:g}", met=ratio >= wanted)
         print(f"    ours {batches / ours:,.0f} batches/s, DataLoader {batches / theirs:,.0f}")
 
-    compared("from_arrays(tensors), TensorDataset", p.pipe(p.from_arrays(*tensors), *stages), TensorDataset(*tensors), 20)
-    compared("from_arrays(NumPy), TensorDataset", p.pipe(p.from_arrays(x, y), *stages), TensorDataset(*tensors), 20)
+    theirs = TensorDataset(*tensors)
+    compared("from_arrays(tensors), TensorDataset", p.pipe(p.from_arrays(*tensors), *stages), theirs, 20)
+    compared("from_arrays(NumPy), TensorDataset", p.pipe(p.from_arrays(x, y), *stages), theirs, 20)
     for kind, rows in {"tensors": Rows(*tensors), "NumPy": Rows(x, y)}.items():
         compared(f"from_map(rows of {kind}), the same Dataset", p.pipe(p.from_map(rows), *stages), rows, 1)
 
 
-# -- (d) each stage beside its counterpart -------------------------------------------------------------------------------
+# -- (d) each stage beside its counterpart -----------------------------------------------------------------------------
 
 
 def same(x: int) -> int:
@@ -144,50 +145,56 @@ def shuffled_chunks(xs: Iterable[int]) -> Iterator[int]:
         yield from chunk
 
 
+def counterparts(xs: list[int], lists: list[list[int]]) -> list[tuple[str, p.Stage, list[Any], Job]]:
+    """Return name, stage, input, and what does the same without us."""
+    half, quarters = len(xs) // 2, [xs[i::4] for i in range(4)]
+    return [
+        ("map(same)", p.map(same), xs, lambda: builtins.map(same, xs)),
+        ("filter(odd)", p.filter(odd), xs, lambda: builtins.filter(odd, xs)),
+        ("flat_map(twice)", p.flat_map(twice), xs, lambda: itertools.chain.from_iterable(builtins.map(twice, xs))),
+        ("enumerate()", p.enumerate(), xs, lambda: builtins.enumerate(xs)),
+        ("sample(shuffled())", p.sample(p.shuffled()), xs, lambda: random.sample(xs, len(xs))),
+        ("shuffle_buffer(256)", p.shuffle_buffer(256), xs, lambda: shuffled_chunks(xs)),
+        ("take(half)", p.take(half), xs, lambda: itertools.islice(xs, half)),
+        ("skip(half)", p.skip(half), xs, lambda: itertools.islice(xs, half, None)),
+        ("repeat(2)", p.repeat(2), xs, lambda: more_itertools.ncycles(xs, 2)),
+        ("batch(64)", p.batch(64), xs, lambda: more_itertools.chunked(xs, 64)),
+        ("unbatch() of 64", p.unbatch(), lists, lambda: itertools.chain.from_iterable(lists)),
+        ("shard_by_rank(0, 2)", p.shard_by_rank(0, 2), xs, lambda: itertools.islice(xs, 0, None, 2)),
+        ("shard_by_worker(4)", p.shard_by_worker(4), xs, lambda: more_itertools.roundrobin(*quarters)),
+        ("collate(numpy) of 64", p.collate(to="numpy"), lists, lambda: builtins.map(np.array, lists)),
+        ("collate() of 64", p.collate(), lists, lambda: builtins.map(torch.tensor, lists)),
+    ]
+
+
 def bench_stages(repetitions: int) -> None:
     xs = list(range(20_000))
     lists = list(more_itertools.chunked(xs, 64))
-    half, n = len(xs) // 2, len(xs)
-    rows: list[tuple[str, Any, list[Any], Callable[[list[Any]], Iterable[Any]]]] = [
-        ("map(same)", p.map(same), xs, lambda xs: builtins.map(same, xs)),
-        ("filter(odd)", p.filter(odd), xs, lambda xs: builtins.filter(odd, xs)),
-        ("flat_map(twice)", p.flat_map(twice), xs, lambda xs: itertools.chain.from_iterable(builtins.map(twice, xs))),
-        ("enumerate()", p.enumerate(), xs, builtins.enumerate),
-        ("sample(shuffled())", p.sample(p.shuffled()), xs, lambda xs: random.sample(xs, len(xs))),
-        ("shuffle_buffer(256)", p.shuffle_buffer(256), xs, shuffled_chunks),
-        ("take(half)", p.take(half), xs, lambda xs: itertools.islice(xs, half)),
-        ("skip(half)", p.skip(half), xs, lambda xs: itertools.islice(xs, half, None)),
-        ("repeat(2)", p.repeat(2), xs, lambda xs: more_itertools.ncycles(xs, 2)),
-        ("batch(64)", p.batch(64), xs, lambda xs: itertools.batched(xs, 64)),
-        ("unbatch() of 64", p.unbatch(), lists, itertools.chain.from_iterable),
-        ("shard_by_rank(0, 2)", p.shard_by_rank(0, 2), xs, lambda xs: itertools.islice(xs, 0, None, 2)),
-        ("shard_by_worker(4)", p.shard_by_worker(4), xs, lambda xs: more_itertools.roundrobin(*[xs[i::4] for i in range(4)])),
-        ("collate(numpy) of 64", p.collate(to="numpy"), lists, lambda lists: builtins.map(np.array, lists)),
-    ]
-    print(f"\n{'ns per input element':24}{'alone':>10}{'on a list':>12}{'on a stream':>13}{'counterpart':>13}")
-    nothing = medians(lambda: p.pipe(xs), lambda: p.pipe(p.from_iterable(lambda: xs)), lambda: xs, repetitions=repetitions)
-    print(f"{'no stage':24}{'':10}" + "".join(f"{t / n * 1e9:{w}.0f}" for t, w in builtins.zip(nothing, (12, 13, 13), strict=True)))
-    for name, stage, items, counterpart in rows:
+
+    def row(name: str, *jobs: Job | None) -> None:
+        times = iter(medians(*[job for job in jobs if job is not None], repetitions=repetitions))
+        cells = ["-" if job is None else f"{next(times) / len(xs) * 1e9:,.0f}" for job in jobs]
+        print(f"{name:24}" + "".join(f"{cell:>13}" for cell in cells))
+
+    print(f"\n{'ns per input element':24}{'alone':>13}{'on a list':>13}{'on a stream':>13}{'counterpart':>13}")
+    row("no stage", None, lambda: p.pipe(xs), lambda: p.pipe(p.from_iterable(xs)), lambda: xs)
+    for name, stage, items, counterpart in counterparts(xs, lists):
+        only_random = isinstance(stage, p.sample)
         on_list = p.pipe(p.from_map(items), stage)
-        jobs: list[Job] = [lambda s=stage, i=items: s(iter(i)) if not isinstance(s, p.sample) else s(i), lambda o=on_list: o]  # type: ignore[misc]
-        if not isinstance(stage, p.sample):
-            on_stream = p.pipe(p.from_iterable(items), stage)
-            jobs.append(lambda o=on_stream: o)  # type: ignore[misc]
-        jobs.append(lambda c=counterpart, i=items: c(i))  # type: ignore[misc]
-        costs = [t / n * 1e9 for t in medians(*jobs, repetitions=repetitions)]
-        cells = [f"{c:.0f}" for c in costs]
-        if len(cells) == 3:
-            cells.insert(2, "-")
-        print(f"{name:24}{cells[0]:>10}{cells[1]:>12}{cells[2]:>13}{cells[3]:>13}")
-    for name, joined, theirs in [
-        ("concat of two", p.concat(xs, xs), lambda: itertools.chain(xs, xs)),
-        ("zip of two", p.zip(xs, xs), lambda: builtins.zip(xs, xs, strict=True)),
-    ]:
-        a, b = medians(lambda j=joined: j, theirs, repetitions=repetitions)  # type: ignore[misc]
-        print(f"{name:24}{'-':>10}{a / n * 1e9:12.0f}{'-':>13}{b / n * 1e9:13.0f}")
+        on_stream = None if only_random else p.pipe(p.from_iterable(items), stage)
+        given = (lambda items=items: items) if only_random else (lambda items=items: iter(items))
+        row(
+            name,
+            lambda stage=stage, given=given: stage(given()),  # type: ignore[misc]
+            lambda on_list=on_list: on_list,  # type: ignore[misc]
+            None if on_stream is None else lambda on_stream=on_stream: on_stream,  # type: ignore[misc]
+            counterpart,
+        )
+    row("concat of two", None, lambda: p.concat(xs, xs), None, lambda: itertools.chain(xs, xs))
+    row("zip of two", None, lambda: p.zip(xs, xs), None, lambda: builtins.zip(xs, xs, strict=True))
 
 
-# -- (e) the shuffle of a billion ----------------------------------------------------------------------------------------
+# -- (e) the shuffle of a billion --------------------------------------------------------------------------------------
 
 
 def bench_shuffled(repetitions: int) -> None:
