@@ -81,6 +81,7 @@ def main() -> None:
     args = options.parse_args()
 
     torch.manual_seed(args.seed)
+    torch.set_num_threads(1)  # enough for a small network, and its sums do not depend on the number of cores
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     device = accelerator or torch.device("cpu")
     train, held_out = load(args.batch_size)

@@ -4,7 +4,10 @@ from pipes.batching import batch
 from pipes.collating import collate, register_collate
 from pipes.context import Context
 from pipes.elements import filter, flat_map, map, unbatch
-from pipes.errors import StageError
+from pipes.errors import StageError, WorkerError, WorkerTimeoutError
+from pipes.execution.loader import Loader, execute
+from pipes.execution.shipment import share
+from pipes.info import WorkerInfo, worker_info
 from pipes.joining import concat, zip
 from pipes.ordering import enumerate, repeat, sample, shuffle_buffer, skip, take
 from pipes.orders import Order, sequential, shuffled, shuffled_subset, subset, weighted, with_replacement
@@ -18,15 +21,20 @@ __all__ = [
     "Block",
     "Context",
     "Elementwise",
+    "Loader",
     "Order",
     "Pipeline",
     "Source",
     "Stage",
     "StageError",
+    "WorkerError",
+    "WorkerInfo",
+    "WorkerTimeoutError",
     "batch",
     "collate",
     "concat",
     "enumerate",
+    "execute",
     "filter",
     "flat_map",
     "from_arrays",
@@ -41,6 +49,7 @@ __all__ = [
     "sequential",
     "shard_by_rank",
     "shard_by_worker",
+    "share",
     "shuffle_buffer",
     "shuffled",
     "shuffled_subset",
@@ -50,5 +59,6 @@ __all__ = [
     "unbatch",
     "weighted",
     "with_replacement",
+    "worker_info",
     "zip",
 ]

@@ -44,6 +44,11 @@ def register_collate(cls: type, fn: Collator) -> None:
     _kind.cache_clear()
 
 
+def registered() -> dict[type, Collator]:
+    """Return the registered rules, for a worker to register too."""
+    return dict(_REGISTRY)
+
+
 @value
 class collate(Elementwise):
     """Turn each list of samples into one batch of arrays.
@@ -90,11 +95,11 @@ class collate(Elementwise):
 
     def apply(self, x: Any, key: tuple[int, ...], context: Context) -> tuple[Any]:
         """See `Elementwise.apply`."""
-        return (self._collated(x, context.empty),)
+        return (self._collated(x, context),)
 
     def apply_all(self, xs: list[Any], origins: Origins, at: list[int], context: Context) -> list[Any]:
         """See `Elementwise.apply_all`."""
-        return call_each(lambda x: self._collated(x, context.empty), xs, self, at)
+        return call_each(lambda x: self._collated(x, context), xs, self, at)
 
     def indexed(self, node: Indexed, context: Context) -> Indexed:
         """See `Elementwise.indexed`: columns below are gathered, and no row is made."""
@@ -103,21 +108,38 @@ class collate(Elementwise):
             return super().indexed(node, context)
 
         def fetch(positions: Positions) -> list[Any]:
-            return [self._finished(c.structure(c.arrays)) for c in groups(positions)]
+            return [self._finished(c.structure(c.arrays), context) for c in groups(positions)]
 
         return Indexed(node.n, fetch, context, user=node.user, origin=node.origin)
 
-    def _collated(self, samples: Any, empty: Empty) -> Any:
+    def _collated(self, samples: Any, context: Context) -> Any:
         if self.fn is not None:
             return self.fn(samples)
         if isinstance(samples, (str, bytes)) or not isinstance(samples, Sequence):
             raise TypeError(f"collate needs a list of samples, got {show(samples)}; put batch(size) before it")
         if not samples:
             raise ValueError("collate needs at least one sample, got an empty list")
-        return self._finished(_collate(list(samples), "", empty))
+        return self._finished(_collate(list(samples), "", context.empty), context)
 
-    def _finished(self, batch: Any) -> Any:
-        return _converted(batch, _to_tensor if self.to == "torch" else _to_array)
+    def _finished(self, batch: Any, context: Context) -> Any:
+        if self.to == "numpy":
+            return _converted(batch, _to_array)
+        return Deferred(batch) if context.deferred and context.deferred == context.name else to_tensors(batch)
+
+
+class Deferred:
+    """A batch of arrays that becomes one of tensors where it is unpickled, so that a worker need not import torch."""
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return to_tensors, (self._batch,)
+
+
+def to_tensors(batch: Any) -> Any:
+    """Turn every array of a collated batch into a tensor that shares its memory."""
+    return _converted(batch, _to_tensor)
 
 
 def _collate(samples: list[Any], path: str, empty: Empty) -> Any:

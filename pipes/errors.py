@@ -83,3 +83,15 @@ def call_each(fn: Callable[[Any], Any], xs: Sequence[Any], where: object, positi
     if len(out) != len(xs):
         raise stopped(where, positions[len(out)])
     return out
+
+
+class WorkerError(RuntimeError):
+    """Tell that a worker failed and its work could not be done elsewhere.
+
+    Raised when a task killed its worker more often than `restarts` allows, when a result or an exception could not be
+    sent, and when a pipeline could not be serialised.
+    """
+
+
+class WorkerTimeoutError(WorkerError, TimeoutError):
+    """Tell which worker did not answer in time, at what position, and where it stands."""

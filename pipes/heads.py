@@ -217,6 +217,8 @@ def drawn_here(node: Node) -> bool:
 
 def extend(node: Node, stage: Any, context: Context) -> Node:
     """Append an elementwise stage to a node: in the head while that lasts, behind it afterwards."""
+    if stage.consumer and not isinstance(node, Segment):  # a seam: what is before it may run elsewhere
+        return Segment(node, context, ((stage, context),))
     if isinstance(node, Indexed):
         bound: Node = stage.indexed(node, context) if stage.exact else PositionHead(node).then(stage, context)
         return bound

@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipes import info
 from pipes.columns import Columns
 from pipes.context import Context, Cursor, Pair
 from pipes.errors import StageError, locate, stopped
+from pipes.info import WorkerInfo
 
 type Positions = npt.NDArray[np.int64]
 type Origin = tuple[int, int, int]
@@ -289,7 +291,8 @@ class Merged(Node):
             s, turn = turn, (turn + 1) % len(self.nodes)
             if cursors[s] == self.DONE:
                 continue
-            pair = next(runs[s], None)
+            with info.in_shard(s, len(self.nodes)):
+                pair = next(runs[s], None)
             if pair is None:
                 cursors[s] = self.DONE
             else:
@@ -343,12 +346,15 @@ def seeded(
             return
 
 
-def restored(pairs: Iterator[Pair], context: Context) -> Iterator[Pair]:
-    """Give each element with the caller's generators as they were."""
+def delivered(pairs: Iterator[Pair], context: Context) -> Iterator[Pair]:
+    """Give each element with the caller's global generators, and its `worker_info`, as they were."""
+    here = WorkerInfo(0, 0, context.seed, context.epoch)
     while True:
+        token = info.current.set(here)
         try:
             pair = next(pairs, None)
         finally:
+            info.current.reset(token)
             context.globals.restore()
         if pair is None:
             return

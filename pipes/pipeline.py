@@ -19,7 +19,7 @@ from pipes.context import Context, Cursor, Pair
 from pipes.errors import check_size
 from pipes.heads import Head, PositionHead
 from pipes.isolation import Kept
-from pipes.nodes import ENDLESS, Indexed, Length, Merged, Node, Segment, restored, seeded, through
+from pipes.nodes import ENDLESS, Indexed, Length, Merged, Node, Segment, delivered, seeded, through
 from pipes.ordering import skip, take
 from pipes.sharding import shard_by_worker
 from pipes.sources import Source, as_source
@@ -71,7 +71,7 @@ class Pipeline(Value):
     # -- running ---------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
         """Each stage's name with its occurrence, which identity stages of other names do not change."""
         seen: Counter[str] = Counter()
         names = []
@@ -112,11 +112,11 @@ class Pipeline(Value):
             return self.source.bind(context)
         name = context.name
         upstream = lambda c: below(c.at(name=name), size - 1)  # noqa: E731  # one use, named for the reader
-        return self.stages[size - 1].bind(upstream, context.at(name=self._names[size - 1]))
+        return self.stages[size - 1].bind(upstream, context.at(name=self.names[size - 1]))
 
     def run(self, context: Context, cursor: Cursor = None) -> Iterator[Pair]:
         """Run under a context, from a cursor; the caller's global generators are kept around each output."""
-        return _numbered(restored(self.bind(context).run(cursor), context))
+        return _numbered(delivered(self.bind(context).run(cursor), context))
 
     def __iter__(self) -> Iterator[Any]:
         return (x for x, _ in self.run(Context(self.seed, self.epoch, globals=Kept())))

@@ -16,11 +16,12 @@ import numpy as np
 from pipes.columns import Columns
 from pipes.context import Context
 from pipes.errors import StageError, call_each
+from pipes.packed import Packed
 from pipes.nodes import Drawing, Indexed, Node, OneShot, Positions
 from pipes.stage import Stage, takes_rng
 from pipes.values import Value, value
 
-PLAIN = (list, tuple, dict, str, bytes, range, np.ndarray)
+PLAIN = (list, tuple, dict, str, bytes, range, np.ndarray, Packed)
 
 
 class Source(Value):

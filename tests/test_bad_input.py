@@ -65,7 +65,7 @@ SIZED: list[tuple[Callable[[Any], object], str, int]] = [
     (repeat, "times", 1),
     (shard_by_worker, "shards", 1),
     (with_replacement, "size", 1),
-    (lambda n: weighted([1, 1], n), "size", 1),
+    (lambda n: weighted([1, 1, 1], n), "size", 1),
     (lambda n: shard_by_rank(0, n), "world_size", 1),
     (lambda n: shard_by_rank(n, 4), "rank", 0),
     (lambda n: pipe([1]).at_epoch(n), "epoch", 0),
@@ -81,9 +81,9 @@ def test_a_size_below_the_least_names_rule_and_value(make: Callable[[Any], objec
 
 
 @pytest.mark.parametrize("value", [1.0, np.float64(2), True, "2", [2], np.array([1, 2])], ids=repr)
-@pytest.mark.parametrize(("make", "name", "least"), SIZED, ids=IDS)
+@pytest.mark.parametrize(("make", "name"), [(make, name) for make, name, _ in SIZED], ids=IDS)
 def test_a_size_that_is_no_integer_names_rule_and_value(
-    make: Callable[[Any], object], name: str, least: int, value: object
+    make: Callable[[Any], object], name: str, value: object
 ) -> None:
     if isinstance(value, str) and name in ("rank", "world_size"):
         pytest.skip("as text they are read as torchrun writes them")
@@ -92,10 +92,8 @@ def test_a_size_that_is_no_integer_names_rule_and_value(
 
 
 @pytest.mark.parametrize("value", [np.int32(3), np.uint8(3), np.array(3)], ids=repr)
-@pytest.mark.parametrize(("make", "name", "least"), SIZED, ids=IDS)
-def test_numpy_integers_are_sizes(make: Callable[[Any], object], name: str, least: int, value: object) -> None:
-    if name == "size" and make is SIZED[7][0]:
-        pytest.skip("covered by the others")
+@pytest.mark.parametrize("make", [make for make, _, _ in SIZED], ids=IDS)
+def test_numpy_integers_are_sizes(make: Callable[[Any], object], value: object) -> None:
     assert make(value) == make(3)
 
 
@@ -117,7 +115,7 @@ class WrongLength:
         return i
 
     def __len__(self) -> int:
-        return -1
+        return -1  # noqa: PLE0303  # a lie, on purpose
 
 
 AT_CONSTRUCTION: list[tuple[str, Make, type[Exception], str]] = [
@@ -149,7 +147,8 @@ AT_CONSTRUCTION: list[tuple[str, Make, type[Exception], str]] = [
      "number of non-zero weights without replacement, got 3 > 2"),
     ("weights of another length", lambda: pipe([1, 2], sample(weighted([1], 1))), ValueError,
      "one weight per sample, got 1 for length 2"),
-    ("replacement", lambda: weighted([1], 1, replacement=1), TypeError, "`replacement` must be True or False, got 1"),
+    ("replacement", lambda: weighted([1], 1, replacement=1), TypeError,  # type: ignore[arg-type]
+     "`replacement` must be True or False, got 1"),
     ("drop_last", lambda: batch(1, drop_last=1), TypeError, "`drop_last` must be True or False, got 1"),  # type: ignore[arg-type]
     ("index too large", lambda: pipe([1, 2], sample([0, 2])), IndexError, "got index 2 at position 1 for length 2"),
     ("negative index", lambda: pipe([1, 2], sample([-1])), IndexError,
@@ -196,7 +195,7 @@ AT_CONSTRUCTION: list[tuple[str, Make, type[Exception], str]] = [
     ("registering no class", lambda: register_collate("x", len), TypeError, "`cls` must be a class, got 'x'"),  # type: ignore[arg-type]
     ("registering no function", lambda: register_collate(NoLength, 3), TypeError, "`fn` must be callable"),  # type: ignore[arg-type]
     ("a start that is no integer", lambda: enumerate(0.5), TypeError, "`start` must be an integer, got 0.5"),  # type: ignore[arg-type]
-    ("a strict zip of unequal lengths", lambda: zip([1], [1, 2]), ValueError, r"equal lengths, got \[1, 2\]; pass stri"),
+    ("a strict zip of unequal lengths", lambda: zip([1], [1, 2]), ValueError, r"equal lengths, got \[1, 2\]"),
     ("strict", lambda: zip([1], strict=1), TypeError, "`strict` must be True or False, got 1"),  # type: ignore[arg-type]
     ("a seeded part", lambda: concat(pipe([1]).seeded(3)), ValueError, "its own seed or epoch, got part 0"),
     ("a sharded part", lambda: zip(pipe([1], shard_by_worker(2))), ValueError, "must not have shard_by_worker"),
@@ -217,7 +216,9 @@ AT_CONSTRUCTION: list[tuple[str, Make, type[Exception], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "kind", "words"), [c[1:] for c in AT_CONSTRUCTION], ids=[c[0] for c in AT_CONSTRUCTION])
+@pytest.mark.parametrize(
+    ("make", "kind", "words"), [c[1:] for c in AT_CONSTRUCTION], ids=[c[0] for c in AT_CONSTRUCTION]
+)
 def test_bad_input_is_an_error_at_construction(make: Make, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=f"(?s){words}"):
         make()
@@ -227,7 +228,7 @@ def test_bad_input_is_an_error_at_construction(make: Make, kind: type[Exception]
 def test_a_bad_environment_is_named(monkeypatch: pytest.MonkeyPatch, rank: str, world: str) -> None:
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", world)
-    with pytest.raises(ValueError, match="(?i)rank|world_size"):
+    with pytest.raises(ValueError, match=r"(?i)rank|world_size"):
         shard_by_rank()
 
 
@@ -253,7 +254,7 @@ def stop(_: Any) -> Any:
 
 
 def lookup(_: Any) -> Any:
-    return [][0]
+    return [0][1:][0]
 
 
 def at_two(fault: Callable[[Any], Any]) -> Callable[[int], Any]:
@@ -271,7 +272,7 @@ def listed_at_two(fault: Callable[[Any], Any]) -> Callable[[int], Any]:
 
 
 def with_rng_at_two(fault: Callable[[Any], Any]) -> Callable[..., Any]:
-    def maybe(x: int, rng: np.random.Generator) -> Any:
+    def maybe(x: int, rng: np.random.Generator) -> Any:  # noqa: ARG001  # what takes `rng` runs on another path
         return fault(x) if x == 2 else x
 
     return maybe
@@ -279,9 +280,11 @@ def with_rng_at_two(fault: Callable[[Any], Any]) -> Callable[..., Any]:
 
 def run_until_error(p: Any) -> tuple[list[Any], Exception]:
     got: list[Any] = []
-    with pytest.raises(Exception, match="") as caught:
+    try:
         got.extend(p)  # keeps what came before
-    return got, caught.value  # type: ignore[return-value]
+    except Exception as error:
+        return got, error
+    pytest.fail(f"no error came, only {got}")
 
 
 SOURCES: list[Any] = [range(5), from_iterable(range(5)), concat(pipe(from_iterable([0, 1])), [2, 3])]
@@ -443,7 +446,7 @@ def test_a_fault_of_a_stream_is_noted_after_what_came_before() -> None:
 
 
 def test_an_opaque_callable_that_returns_no_iterator_is_named() -> None:
-    with pytest.raises(TypeError, match="must return an iterator.*is it a function of one element"):
+    with pytest.raises(TypeError, match=r"must return an iterator.*is it a function of one element"):
         list(pipe([1], lambda _: 3))
 
 

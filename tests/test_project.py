@@ -21,7 +21,7 @@ STAGES = ["batching", "collating", "elements", "ordering", "orders", "pinning", 
 
 # From low to high; a room may import only rooms on lower lines. Rooms of one line do not know each other.
 LEVELS = [
-    ["errors"],
+    ["errors", "info", "packed"],
     ["values"],
     ["seeds"],
     ["isolation"],

@@ -93,7 +93,7 @@ def check_stage(stage: Any, items: Iterable[Any], *, ahead: int = 0) -> None:
     """Check the laws of a stage on `items`, which should differ from each other, alone and in pipelines.
 
     >>> from pipes import shuffle_buffer
-    >>> check_stage(shuffle_buffer(3), range(8))
+    >>> check_stage(shuffle_buffer(3), range(8), ahead=3)
     >>> check_stage(lambda xs: iter(list(xs)[:-1]), [1, 2])
     Traceback (most recent call last):
     pipes.testing.laws.LawError: laziness: ...

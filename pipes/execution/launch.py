@@ -1,0 +1,264 @@
+"""Start worker processes, without `multiprocessing` and without importing `__main__`.
+
+* `forkserver`: a clean interpreter of ours that has imported what is needed and forks on request; one per process.
+* `spawn`: a clean interpreter for each worker.
+* `fork`: a fork of this process.
+
+Descriptors (sockets, memfds) are passed; everything else arrives in the worker's first message. Laws: a child holds no
+descriptor of another worker; a server and every worker end when this process does, however it ends; Ctrl-C is this
+process's alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pipes.execution.waiting import readable
+
+METHODS = ("forkserver", "spawn", "fork")
+REQUEST = 1 << 17
+ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+BOOT = "import sys; sys.path[:] = {path!r}; from pipes.execution import launch; launch.{entry}({fds!r})"
+
+type Target = Callable[[list[int]], None]
+
+
+@dataclass
+class Child:
+    """A started process: `pidfd` turns readable when it ends, and `status` tells how it ended, where that is known."""
+
+    pid: int
+    pidfd: int
+    status: Callable[[], int | None]
+    ours: bool = True
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.pidfd)
+
+    def reap(self) -> None:
+        """Take the child's status, so that it leaves no zombie; the fork server takes that of its own."""
+        if self.ours:
+            self.status()
+
+
+def start(method: str, fds: list[int], target: Target, modules: tuple[str, ...]) -> Child:
+    """Start a worker that runs `target(fds)`: `pipes.execution.worker.main`, or in a fork anything."""
+    if method == "fork":
+        return _fork(fds, target)
+    if method == "spawn":
+        return _spawned(_interpreter("work", fds))
+    return _server().fork(fds, modules)
+
+
+# -- a clean interpreter ---------------------------------------------------------------------------------------------
+
+
+def _interpreter(entry: str, fds: list[int]) -> subprocess.Popen[bytes]:
+    code = BOOT.format(path=sys.path, entry=entry, fds=fds)
+    flags = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
+    flags += [f"-W{option}" for option in sys.warnoptions]
+    with _without_interrupts():
+        return subprocess.Popen(
+            [sys.executable, *flags, "-c", code], pass_fds=fds, stdin=subprocess.DEVNULL, env={**ONE_THREAD, **os.environ}
+        )
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Start children deaf to Ctrl-C from their first instruction: they unblock it once they ignore it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_interrupts() -> None:
+    """Leave Ctrl-C to the consumer, which ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _spawned(process: subprocess.Popen[bytes]) -> Child:
+    return Child(process.pid, os.pidfd_open(process.pid), lambda: process.wait())
+
+
+def work(fds: list[int]) -> None:
+    """Run a spawned worker."""
+    from pipes.execution import worker
+
+    worker.main(fds)
+
+
+# -- a fork of this process ------------------------------------------------------------------------------------------
+
+PRIVATE: weakref.WeakSet[Any] = weakref.WeakSet()
+"""What must be closed in a forked child: a copy of another worker's socket would keep it open after our death."""
+
+
+def _fork(fds: list[int], target: Target) -> Child:
+    with warnings.catch_warnings(), _without_interrupts():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork among threads: the caller asked for it by name
+        pid = os.fork()
+        if pid == 0:
+            _run_child(fds, target)
+    return Child(pid, os.pidfd_open(pid), lambda: _reaped(pid))
+
+
+def _run_child(fds: list[int], target: Target) -> None:
+    """Never return: a forked child must not run the caller's code, nor its exit handlers."""
+    code = 1
+    try:
+        for private in list(PRIVATE):
+            private.close_inherited(keep=fds)
+        target(fds)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001  # printed as an interpreter would
+        sys.excepthook(*sys.exc_info())
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(code)
+
+
+def _reaped(pid: int) -> int | None:
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return None
+
+
+# -- the fork server: the consumer's side ----------------------------------------------------------------------------
+
+
+class _Server:
+    """A clean interpreter that forks on request. It ends when its socket or this process does."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pidfd = os.pidfd_open(self.owner)
+        self._process = _interpreter("serve", [theirs.fileno(), pidfd])
+        os.close(pidfd)
+        theirs.close()
+        self._watched = os.pidfd_open(self._process.pid)
+        PRIVATE.add(self)
+
+    def close_inherited(self, keep: list[int]) -> None:
+        """See `PRIVATE`."""
+        self._sock.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still answers."""
+        return self.owner == os.getpid() and not readable([self._watched], 0)
+
+    def fork(self, fds: list[int], modules: tuple[str, ...]) -> Child:
+        """Return a new child, which runs the worker on `fds`."""
+        setup = (sys.path, sys.argv[:1], os.getcwd(), dict(os.environ), modules)
+        answer, received = self._ask(("fork", setup), fds)
+        return Child(answer, received[0], lambda: self._ask(("status", answer), [])[0], ours=False)
+
+    def _ask(self, request: Any, fds: list[int]) -> tuple[Any, list[int]]:
+        """Send a request and wait for its answer, watching the server."""
+        body = pickle.dumps(request, 5)
+        carried = os.memfd_create("pipes-request", os.MFD_CLOEXEC)  # an environment may exceed a packet
+        try:
+            os.write(carried, body)
+            socket.send_fds(self._sock, [b"?"], [carried, *fds])
+        finally:
+            os.close(carried)
+        ready = readable([self._sock.fileno(), self._watched])
+        data, received, _, _ = socket.recv_fds(self._sock, REQUEST, 1) if self._sock.fileno() in ready else (b"", [], 0, 0)
+        if not data:
+            raise ChildProcessError(f"the fork server ended with code {self._process.wait()}")
+        return pickle.loads(data), received
+
+
+_SERVERS: list[_Server] = []
+
+
+def _server() -> _Server:
+    """This process's server; a forked child or a nested worker starts its own."""
+    if not _SERVERS or not _SERVERS[0].alive:
+        _SERVERS[:] = [_Server()]
+    return _SERVERS[0]
+
+
+# -- the fork server: its own side -----------------------------------------------------------------------------------
+
+
+def serve(fds: list[int]) -> None:
+    """Fork a worker per request, until the consumer is gone."""
+    ignore_interrupts()
+    sock, consumer = socket.socket(fileno=fds[0]), fds[1]
+    statuses: dict[int, int] = {}
+    signal.signal(signal.SIGCHLD, lambda *_: _reap(statuses))
+    import pipes.execution.worker  # so that every child has it
+
+    while True:
+        if sock.fileno() not in readable([sock.fileno(), consumer]):
+            return
+        data, received, _, _ = socket.recv_fds(sock, 1, 253)
+        if not data:
+            return
+        carried, *worker_fds = received
+        kind, argument = pickle.loads(os.pread(carried, os.fstat(carried).st_size, 0))
+        os.close(carried)
+        if kind == "status":
+            socket.send_fds(sock, [pickle.dumps(statuses.get(argument))], [])
+            continue
+        _fork_for(sock, argument, worker_fds)
+
+
+def _fork_for(sock: socket.socket, setup: Any, worker_fds: list[int]) -> None:
+    path, argv, folder, environment, modules = setup
+    sys.path[:] = path
+    for module in modules:
+        with contextlib.suppress(Exception):  # the worker meets the error where it needs the module
+            __import__(module)
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # else it may be reaped before its pidfd
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        sock.close()
+        sys.argv[:] = argv
+        os.environ.clear()
+        os.environ.update({**ONE_THREAD, **environment})
+        _run_child(worker_fds, lambda fds: _work_in(folder, fds))
+    pidfd = os.pidfd_open(pid)
+    signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+    socket.send_fds(sock, [pickle.dumps(pid)], [pidfd])
+    for fd in (pidfd, *worker_fds):
+        os.close(fd)
+
+
+def _work_in(folder: str, fds: list[int]) -> None:
+    with contextlib.suppress(FileNotFoundError):  # a folder that was removed since
+        os.chdir(folder)
+    work(fds)
+
+
+def _reap(statuses: dict[int, int]) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            statuses[pid] = os.waitstatus_to_exitcode(status)

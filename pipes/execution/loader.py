@@ -1,0 +1,236 @@
+"""`execute` and what it returns: a `Loader`.
+
+Laws: iterating a loader gives what iterating the pipeline gives, for any number of workers, backend, start method and
+prefetch; each `iter` runs the next epoch; however a run ends, nothing outlives the loader.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pipes.context import Context
+from pipes.errors import check_callable, check_choice, check_flag, check_size
+from pipes.execution import launch
+from pipes.execution.plan import Plan, divide
+from pipes.execution.pool import Pool
+from pipes.execution.processes import ProcessPool
+from pipes.execution.schedule import Options, Scheduler
+from pipes.execution.threads import ThreadPool
+from pipes.isolation import Kept
+from pipes.pipeline import Pipeline, pipe
+
+BACKENDS = ("process", "thread", "serial")
+
+
+def execute(
+    pipeline: Any,
+    *,
+    workers: int | str = 0,
+    seed: int | None = None,
+    epoch: int | None = None,
+    backend: str = "process",
+    prefetch: int = 2,
+    ordered: bool = True,
+    start_method: str | None = None,
+    timeout: float | None = None,
+    worker_init: Callable[[int], None] | None = None,
+    restarts: int = 3,
+    persistent: bool = True,
+) -> Loader:
+    """Run a pipeline with workers; the result is the same as without.
+
+    >>> from pipes import batch, map
+    >>> loader = execute(pipe(range(5), map(str), batch(2)), workers=2)
+    >>> with loader:
+    ...     print(list(loader), loader.epoch)
+    [['0', '1'], ['2', '3'], ['4']] 1
+
+    `workers`: how many, or "auto" for as many as this process may use processors; with 0 everything runs here.
+    `seed`, `epoch`: those of the run; by default the pipeline's own (0). `backend`: "process", "thread" (for code that
+    releases the GIL; there only draws through `rng` are reproducible) or "serial". `prefetch`: tasks computed ahead per
+    worker. `ordered=False` yields outputs as they are ready. `start_method`: "forkserver" (the default), "spawn" or
+    "fork". `timeout`: seconds to wait for one result. `worker_init(number)` runs in each worker before anything else.
+    `restarts`: how many workers one task may kill. `persistent`: keep workers between epochs.
+    """
+    built = pipeline if isinstance(pipeline, Pipeline) else pipe(pipeline)
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+        raise ValueError(f"`timeout` must be > 0 seconds or None, got {timeout!r}")
+    if seed is not None:
+        built = built.seeded(seed)
+    if epoch is not None:
+        built = built.at_epoch(epoch)
+    options = Options(
+        check_size("prefetch", prefetch),
+        check_flag("ordered", ordered),
+        timeout,
+        check_size("restarts", restarts, least=0),
+    )
+    start = _Start(
+        _count(workers) if check_choice("backend", backend, BACKENDS) != "serial" else 0,
+        backend,
+        check_choice("start_method", "forkserver" if start_method is None else start_method, launch.METHODS),
+        None if worker_init is None else check_callable("worker_init", worker_init),
+        options.restarts,
+    )
+    return Loader(built, start, options, persistent=check_flag("persistent", persistent))
+
+
+def _count(workers: int | str) -> int:
+    if workers == "auto":
+        return usable_processors()
+    if isinstance(workers, str):
+        raise ValueError(f'`workers` must be an integer or "auto", got {workers!r}')
+    return check_size("workers", workers, least=0, advice="0 runs everything in this process")
+
+
+def usable_processors() -> int:
+    """Return how many processors this process may use: its affinity, or less where its cgroup has a quota."""
+    quotas = builtins.filter(None, [_quota_v2(), _quota_v1()])
+    return max(1, min([len(os.sched_getaffinity(0)), *builtins.map(math.floor, quotas)]))
+
+
+def _quota_v2() -> float | None:
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _quota_v1() -> float | None:
+    folder = Path("/sys/fs/cgroup/cpu")
+    try:
+        quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+    except (OSError, ValueError):
+        return None
+    return quota / period if quota > 0 else None
+
+
+class _Start:
+    """How a pool is started."""
+
+    def __init__(
+        self, workers: int, backend: str, method: str, init: Callable[[int], None] | None, restarts: int
+    ) -> None:
+        self.workers, self.backend, self.method, self.init, self.restarts = workers, backend, method, init, restarts
+
+    def pool(self, plan: Plan) -> Pool:
+        """Start the workers."""
+        if self.backend == "thread":
+            return ThreadPool(plan, self.workers, init=self.init)
+        return ProcessPool(plan, self.workers, method=self.method, init=self.init, restarts=self.restarts)
+
+
+class _Workers:
+    """The pool, started when first needed: what a finalizer can end without the loader."""
+
+    def __init__(self, plan: Plan, start: _Start, options: Options) -> None:
+        self._plan, self._start, self._options = plan, start, options
+        self._pool: Pool | None = None
+        self._owner = os.getpid()
+
+    def scheduler(self) -> Scheduler:
+        """Return the schedule of the running pool; a forked child of this process starts its own."""
+        if self._pool is None or self._owner != os.getpid():
+            self._pool, self._owner = self._start.pool(self._plan), os.getpid()
+            self._scheduler = Scheduler(self._pool, self._options)
+        return self._scheduler
+
+    def close(self) -> None:
+        """End the pool, if there is one and it is this process's."""
+        pool, self._pool = self._pool, None
+        if pool is not None and self._owner == os.getpid():
+            pool.close()
+
+
+class Loader:
+    """An executed pipeline: iterate it once an epoch. Made by `execute`.
+
+    `len(loader)` is the pipeline's; `epoch` is the epoch that the next `iter` runs. Use it in a `with` block, or call
+    `close()`, or let it go: in each case its workers end.
+    """
+
+    def __init__(self, pipeline: Pipeline, start: _Start, options: Options, *, persistent: bool) -> None:
+        self.pipeline = pipeline
+        self._epoch = pipeline.epoch
+        self._start, self._options, self._persistent = start, options, persistent
+        plan = divide(pipeline) if start.workers else Plan(None)
+        self._workers = _Workers(plan, start, options) if plan.part is not None else None
+        self._turn = 0
+        self._closed = False
+        if self._workers is not None:
+            weakref.finalize(self, self._workers.close)
+
+    @property
+    def seed(self) -> int:
+        """The seed of every epoch."""
+        return self.pipeline.seed
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next `iter` runs."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next `iter` runs."""
+        self._epoch = check_size("epoch", epoch, least=0)
+
+    def __len__(self) -> int:
+        return len(self.pipeline)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._closed:
+            raise RuntimeError("this loader is closed; make a new one with execute(...)")
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        self._turn += 1
+        return self._run(self._turn, Context(self.seed, epoch, globals=Kept(), runner=self._runner()))
+
+    def _runner(self) -> Scheduler | None:
+        return None if self._workers is None else self._workers.scheduler()
+
+    def _run(self, turn: int, context: Context) -> Iterator[Any]:
+        pairs = self.pipeline.run(context)
+        try:
+            while True:
+                if turn != self._turn:
+                    raise RuntimeError(
+                        "a newer iteration of this loader has begun, which ended this one; a loader runs one epoch at a "
+                        "time, so make two with execute(...)"
+                    )
+                pair = next(pairs, None)
+                if pair is None:
+                    return
+                yield pair[0]
+        finally:
+            pairs.close()  # type: ignore[attr-defined]  # a generator
+            if not self._persistent and turn == self._turn and self._workers is not None:
+                self._workers.close()
+
+    def close(self) -> None:
+        """End the workers; an iteration that is still open ends with an error at its next step."""
+        self._turn += 1
+        self._closed = True
+        if self._workers is not None:
+            self._workers.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        start, shown = self._start, [repr(self.pipeline), f"workers={self._start.workers}"]
+        shown += [f"backend={start.backend!r}"] if start.backend != "process" else []
+        shown += [f"start_method={start.method!r}"] if start.method != "forkserver" else []
+        shown += [f"epoch={self._epoch}"] if self._epoch != self.pipeline.epoch else []
+        return f"execute({', '.join(shown)})"

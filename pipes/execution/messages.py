@@ -1,0 +1,59 @@
+"""What the consumer and its workers say to each other.
+
+A worker gets `Units` and `Advance` in any number and answers each with one `Reply`, in order; a message of a newer run
+makes it skip those of older ones, which then get no reply.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipes.context import Context, Cursor, Pair
+
+type Place = tuple[int, int, tuple[Any, ...]]
+
+
+def place_of(context: Context) -> Place:
+    """What a worker must know of a context: seed, epoch and path."""
+    return context.seed, context.epoch, context.path
+
+
+@dataclass(frozen=True)
+class Units:
+    """Compute these units: (number, payload) each."""
+
+    run: int
+    task: int
+    place: Place
+    units: list[tuple[int, Any]]
+    returned: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Give up to `count` more outputs of a shard; from `cursor` if `fresh`, else from where it is."""
+
+    run: int
+    task: int
+    place: Place
+    shard: int
+    fresh: bool
+    cursor: Cursor
+    count: int
+    returned: list[int] = field(default_factory=list)
+
+
+type Task = Units | Advance
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came of a task: the outputs of each unit, or (output, cursor) of a shard, up to the error if there was one."""
+
+    run: int
+    task: int
+    outputs: list[list[Any]] | list[Pair]
+    error: BaseException | None = None
+    ended: bool = False
+    seconds: float = 0.0

@@ -1,0 +1,55 @@
+"""What a pool of workers is to the schedule, whatever its workers are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pipes.execution.messages import Task
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A worker has computed a task; `outputs` decodes them, `error` what ended the task early."""
+
+    worker: int
+    run: int
+    task: int
+    ended: bool
+    seconds: float
+    outputs: Callable[[], list[Any]]
+    error: Callable[[], BaseException | None]
+    discard: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Died:
+    """A worker ended by itself; another has taken its place."""
+
+    worker: int
+    how: str
+
+
+type Event = Answered | Died
+
+
+class Pool(Protocol):
+    """Workers that answer tasks."""
+
+    size: int
+
+    def send(self, worker: int, task: Task) -> None:
+        """Give a worker a task, without waiting."""
+
+    def wait(self, timeout: float | None) -> list[Event]:
+        """Return what has happened; wait for something, at most `timeout` seconds."""
+
+    def stack(self, worker: int) -> str:
+        """Tell where a worker stands."""
+
+    def name(self, worker: int) -> str:
+        """Name a worker for an error."""
+
+    def close(self) -> None:
+        """End the workers and release everything."""

@@ -1,0 +1,15 @@
+"""Wait for descriptors: `select` without its limit of 1024."""
+
+from __future__ import annotations
+
+import math
+import select
+from collections.abc import Iterable
+
+
+def readable(fds: Iterable[int], timeout: float | None = None) -> set[int]:
+    """Return those of `fds` that can be read or have ended, after at most `timeout` seconds."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(None if timeout is None else math.ceil(timeout * 1000))}

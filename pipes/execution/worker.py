@@ -1,0 +1,221 @@
+"""What a worker does: answer tasks. `Computer` is the same in a thread and in a process; `main` is a process's life.
+
+Laws: an answer depends on the task alone; everything that user code raises becomes part of an answer; a worker never
+waits for anything but its next task, and ends when the consumer does.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+from pipes import collating, info
+from pipes.context import Context, Pair
+from pipes.errors import WorkerError
+from pipes.execution import wire
+from pipes.execution.arena import Arena
+from pipes.execution.launch import ignore_interrupts
+from pipes.execution.messages import Advance, Place, Reply, Task, Units
+from pipes.execution.plan import Plan
+from pipes.execution.shipment import thaw
+from pipes.execution.waiting import readable
+from pipes.heads import Head
+from pipes.info import WorkerInfo
+from pipes.isolation import Seeded, Unseeded
+from pipes.sharding import shard_by_worker
+
+
+class Computer:
+    """Compute tasks of one plan."""
+
+    def __init__(self, plan: Plan, worker: int, workers: int, *, seeding: Unseeded, empty: Any = None) -> None:
+        self._plan, self._worker, self._workers = plan, worker, workers
+        self._context = Context(globals=seeding, deferred=plan.deferred if empty else "")
+        if empty is not None:
+            self._context = self._context.at(empty=empty)
+        self._head = lru_cache(maxsize=4)(self._bound_head)
+        self._chains: dict[int, tuple[int, Iterator[Pair]]] = {}
+
+    def answer(self, task: Task) -> Reply:
+        """Compute a task, up to the first error in it."""
+        begun = time.perf_counter()
+        outputs: list[Any] = []
+        error, ended = None, False
+        try:
+            with self._informed(task):
+                ended = self._units(task, outputs) if isinstance(task, Units) else self._advance(task, outputs)
+        except Exception as raised:  # noqa: BLE001  # it is raised again in the consumer
+            error = raised
+        return Reply(task.run, task.task, outputs, error, ended, time.perf_counter() - begun)
+
+    @contextlib.contextmanager
+    def _informed(self, task: Task) -> Iterator[None]:
+        seed, epoch, _ = task.place
+        shard = task.shard if isinstance(task, Advance) else None
+        token = info.current.set(WorkerInfo(self._worker, self._workers, seed, epoch, shard, self._shards(task)))
+        try:
+            yield
+        finally:
+            info.current.reset(token)
+
+    def _shards(self, task: Task) -> int | None:
+        if isinstance(task, Units) or self._plan.part is None:
+            return None
+        return next(s.shards for s in self._plan.part.stages if isinstance(s, shard_by_worker))
+
+    def _place(self, place: Place) -> Context:
+        seed, epoch, path = place
+        return self._context.at(seed=seed, epoch=epoch, path=path)
+
+    def _bound_head(self, place: Place) -> Head:
+        return self._plan.head(self._place(place))
+
+    def _units(self, task: Units, outputs: list[Any]) -> bool:
+        head = self._head(task.place)
+        for unit, payload in task.units:
+            of_unit: list[Any] = []
+            outputs.append(of_unit)
+            of_unit.extend(head.outputs(unit, payload))  # keeps what came before an exception
+        return False
+
+    def _advance(self, task: Advance, outputs: list[Any]) -> bool:
+        run, chain = self._chains.get(task.shard, (-1, iter(())))
+        if task.fresh or run != task.run:
+            if self._plan.part is None:
+                raise TypeError("a plan without a part has no shards; this is a fault of pipes")
+            node = self._plan.part.chain(self._place(task.place).at(shard=task.shard))
+            chain = node.run(task.cursor)
+            self._chains[task.shard] = task.run, chain
+        for _ in builtins.range(task.count):
+            pair = next(chain, None)
+            if pair is None:
+                return True
+            outputs.append(pair)
+        return False
+
+
+# -- a worker process ------------------------------------------------------------------------------------------------
+
+
+def main(fds: list[int], plan: Plan | None = None, init: Callable[[int], None] | None = None) -> None:
+    """Live as a worker: `fds` are the socket, the arena, the pipe for stacks, the consumer, and the shipment's.
+
+    A forked worker is given its plan; others find it in the shipment.
+    """
+    ignore_interrupts()
+    sock, arena_fd, stacks, consumer, *shipped = fds
+    threading.Thread(target=_end_with, args=(consumer,), daemon=True).start()
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    link = socket.socket(fileno=sock)
+    with contextlib.suppress(EOFError, ConnectionError):
+        number, workers, spans = wire.receive(link)
+        arena = Arena(arena_fd)
+        encoder = wire.Encoder(arena)
+        try:
+            if plan is None:
+                plan, init, registered = thaw(shipped, spans)
+                _adopt_classes_of_main()
+                for cls, fn in registered.items():
+                    collating.register_collate(cls, fn)
+            _limit_torch_to_one_thread()
+            if init is not None:
+                init(number)
+        except Exception as error:  # noqa: BLE001  # it is raised again in the consumer
+            error.add_note(f"pipes: while worker {number} started\n{traceback.format_exc()}")
+            wire.send(link, wire.ready(error))
+            return
+        wire.send(link, wire.ready(None))
+        computer = Computer(plan, number, workers, seeding=Seeded(), empty=arena.empty)
+        _serve(link, computer, encoder, arena, number)
+
+
+def _end_with(consumer: int) -> None:
+    """End this process when the consumer ends: an end of stream comes only once no fork of it holds the socket."""
+    readable([consumer])
+    os._exit(1)
+
+
+def _limit_torch_to_one_thread() -> None:
+    """Keep N workers from running N times as many threads as there are cores; before its import, a variable does."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+
+
+def _adopt_classes_of_main() -> None:
+    """Put classes that cloudpickle rebuilt where pickle looks for them, so that results of them can be sent back."""
+    import __main__
+    from cloudpickle import cloudpickle
+
+    for cls in list(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS):  # noqa: SLF001
+        if cls.__module__ == "__main__" and "." not in cls.__qualname__:
+            setattr(__main__, cls.__name__, cls)
+
+
+def _serve(link: socket.socket, computer: Computer, encoder: wire.Encoder, arena: Arena, number: int) -> None:
+    waiting: deque[Task] = deque()
+    newest = -1
+    while True:
+        while not waiting or readable([link.fileno()], 0):
+            task: Task = wire.receive(link)
+            arena.returned(task.returned)
+            newest = task.run
+            waiting.append(task)
+        task = waiting.popleft()
+        if task.run == newest:  # else of a run that was abandoned
+            wire.send(link, _encoded(computer.answer(task), encoder, number))
+
+
+def _encoded(reply: Reply, encoder: wire.Encoder, number: int) -> bytes:
+    """Encode a reply; where an output cannot be sent, what precedes it and an error that says so."""
+    outputs, error = reply.outputs, reply.error
+    try:
+        body = encoder.encode(outputs)
+    except Exception as fault:  # noqa: BLE001  # it is raised again in the consumer
+        outputs, error = _sendable(outputs, encoder, fault)
+        body = encoder.encode(outputs)
+    return wire.result(reply, body, None if error is None else _packed(error, number))
+
+
+def _packed(error: BaseException, number: int) -> bytes:
+    lines = "".join(traceback.format_exception(error))
+    error.add_note(f"pipes: raised in worker {number} (pid {os.getpid()}), where the traceback was\n{lines}")
+    return wire.pack_error(error)
+
+
+def _sendable(outputs: list[Any], encoder: wire.Encoder, fault: Exception) -> tuple[list[Any], Exception]:
+    """Return the longest prefix that can be sent, and an error for the output behind it."""
+    prefix: list[Any] = []
+    for item in outputs:
+        parts: list[Any] = []
+        of_unit = item if isinstance(item, list) else [item]
+        for y in of_unit:
+            try:
+                encoder.check(y)
+            except Exception as error:  # noqa: BLE001  # it is raised again in the consumer
+                if isinstance(item, list):
+                    prefix.append(parts)
+                return prefix, _unsendable(y, error)
+            parts.append(y)
+        prefix.append(item)
+    return prefix, _unsendable(outputs, fault)
+
+
+def _unsendable(y: Any, error: Exception) -> WorkerError:
+    what = WorkerError(
+        f"an output of type {type(y).__name__} cannot be sent from a worker: {type(error).__name__}: {error}; "
+        "return arrays, tensors or other picklable objects"
+    )
+    what.__cause__ = error
+    return what
