@@ -9,10 +9,11 @@ from pipes.execution.loader import Loader, execute
 from pipes.execution.shipment import share
 from pipes.info import WorkerInfo, worker_info
 from pipes.joining import concat, zip
-from pipes.ordering import enumerate, repeat, sample, shuffle_buffer, skip, take
+from pipes.ordering import enumerate, repeat, shuffle_buffer, skip, take
 from pipes.orders import Order, sequential, shuffled, shuffled_subset, subset, weighted, with_replacement
 from pipes.pinning import pin
 from pipes.pipeline import Pipeline, pipe
+from pipes.sampling import sample
 from pipes.sharding import shard_by_rank, shard_by_worker
 from pipes.sources import Source, from_arrays, from_iterable, from_map
 from pipes.stage import Block, Elementwise, Stage

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import importlib.util
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import lru_cache
@@ -20,6 +21,7 @@ from pipes.context import Context
 from pipes.errors import call_each, check_callable, check_choice
 from pipes.nodes import Indexed, Positions
 from pipes.stage import Elementwise, Origins
+from pipes.structures import rebuilt
 from pipes.values import show, value
 
 type Empty = Callable[..., np.ndarray[Any, Any]]
@@ -97,14 +99,14 @@ class collate(Elementwise):
         """See `Elementwise.apply`."""
         return (self._collated(x, context),)
 
-    def apply_all(self, xs: list[Any], origins: Origins, at: list[int], context: Context) -> list[Any]:
+    def apply_all(self, xs: list[Any], origins: Origins, at: Positions, context: Context) -> list[Any]:
         """See `Elementwise.apply_all`."""
         return call_each(lambda x: self._collated(x, context), xs, self, at)
 
     def indexed(self, node: Indexed, context: Context) -> Indexed:
         """See `Elementwise.indexed`: columns below are gathered, and no row is made."""
         groups = node.groups
-        if groups is None or self.fn is not None:
+        if groups is None or self.fn is not None or _has_rules_for_arrays():
             return super().indexed(node, context)
 
         def fetch(positions: Positions) -> list[Any]:
@@ -125,6 +127,11 @@ class collate(Elementwise):
         if self.to == "numpy":
             return _converted(batch, _to_array)
         return Deferred(batch) if context.deferred and context.deferred == context.name else to_tensors(batch)
+
+
+def _has_rules_for_arrays() -> bool:
+    """Whether a registered class applies to the columns' items, which then must go through its rule."""
+    return any(issubclass(c, (np.ndarray, np.generic)) or c is object or c.__module__ == "torch" for c in _REGISTRY)
 
 
 class Deferred:
@@ -163,7 +170,7 @@ def _kind(cls: Any) -> str | type:
     if issubclass(cls, (str, bytes)) or cls is type(None):
         return "list"
     if issubclass(cls, np.ndarray):
-        return "array"
+        return "masked" if issubclass(cls, np.ma.MaskedArray) else "array"
     if issubclass(cls, (bool, int, float, complex, np.bool_, np.number)):
         return "number"
     if issubclass(cls, Mapping):
@@ -186,22 +193,28 @@ def _at(path: str) -> str:
 def _uniform(samples: list[Any], path: str, what: str, of: Callable[[Any], Any], advice: str) -> Any:
     """Return what all samples share, or raise an error that names the first that differs."""
     found = list(builtins.map(of, samples))
-    if found.count(found[0]) == len(found):
+    if len(set(found)) == 1:
         return found[0]
     other = next(i for i, value in builtins.enumerate(found) if value != found[0])
     raise ValueError(
-        f"samples of a batch must agree in {what}{_at(path)}, got {found[0]} in sample 0 "
-        f"and {found[other]} in sample {other}; {advice}"
+        f"samples of a batch must agree in {what}{_at(path)}, got {_plain(found[0])} in sample 0 "
+        f"and {_plain(found[other])} in sample {other}; {advice}"
     )
 
 
+def _plain(x: Any) -> Any:
+    """A shape as a tuple, keys as a set: as a reader knows them."""
+    return tuple(x) if isinstance(x, tuple) else set(x) if isinstance(x, frozenset) else x
+
+
+SHAPE, DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
 PAD = "pad them to one shape in map, or pass collate your own fn"
 CAST = "cast them to one dtype in map"
 
 
 def _arrays(samples: list[Any], path: str, empty: Empty) -> Any:
-    shape = _uniform(samples, path, "shape", lambda a: a.shape, PAD)
-    dtype = _uniform(samples, path, "dtype", lambda a: a.dtype, CAST)
+    shape = _uniform(samples, path, "shape", SHAPE, PAD)
+    dtype = _uniform(samples, path, "dtype", DTYPE, CAST)
     if dtype.hasobject:
         return np.stack(samples)
     out = empty((len(samples), *shape), dtype)
@@ -211,16 +224,24 @@ def _arrays(samples: list[Any], path: str, empty: Empty) -> Any:
     return out
 
 
+def _masked(_: list[Any], path: str, __: Empty) -> Any:
+    raise TypeError(f"a masked array would lose its mask{_at(path)}; fill it in map, or pass collate your own fn")
+
+
 def _tensors(samples: list[Any], path: str, _: Empty) -> Any:
     import torch  # samples are tensors, so torch is imported already
 
-    _uniform(samples, path, "shape", lambda t: tuple(t.shape), PAD)
-    _uniform(samples, path, "dtype", lambda t: t.dtype, CAST)
-    return torch.stack(samples)
+    _uniform(samples, path, "dtype", DTYPE, CAST)
+    try:
+        return torch.stack(samples)
+    except RuntimeError:
+        _uniform(samples, path, "shape", SHAPE, PAD)  # words the error; asking each tensor first costs as much as this
+        raise
 
 
 def _numbers(samples: list[Any], path: str, _: Empty) -> Any:
-    dtype = _uniform(samples, path, "dtype", _dtype_of_number, CAST)
+    alone = len(set(builtins.map(type, samples))) == 1  # then their dtypes need not be compared
+    dtype = _dtype_of_number(samples[0]) if alone else _uniform(samples, path, "dtype", _dtype_of_number, CAST)
     try:
         return np.array(samples, dtype)
     except OverflowError as error:
@@ -239,26 +260,16 @@ _PYTHON_DTYPES = {bool: np.dtype(bool), int: np.dtype("int64"), float: np.dtype(
 
 def _mappings(samples: list[Any], path: str, empty: Empty) -> Any:
     first = samples[0]
-    keys = _uniform(samples, path, "keys", set, "fill the missing keys in map")
+    keys = _uniform(samples, path, "keys", frozenset, "fill the missing keys in map")
     columns = {k: _collate([m[k] for m in samples], f"{path}[{k!r}]", empty) for k in first if k in keys}
-    return _rebuilt(first, columns)
-
-
-def _rebuilt(first: Any, columns: dict[Any, Any]) -> Any:
-    """The batch in the mapping's own type where that takes a dict, as a plain dict where it does not."""
-    if type(first) is dict:
-        return columns
-    try:
-        return type(first)(columns)
-    except TypeError:
-        return columns
+    return rebuilt(first, columns)
 
 
 def _sequences(samples: list[Any], path: str, empty: Empty) -> Any:
     _uniform(samples, path, "length", len, PAD)
     fields = builtins.enumerate(builtins.zip(*samples, strict=True))
     columns = [_collate(list(field), f"{path}[{i}]", empty) for i, field in fields]
-    return tuple(columns) if isinstance(samples[0], tuple) else columns
+    return rebuilt(samples[0], tuple(columns) if isinstance(samples[0], tuple) else columns)
 
 
 def _namedtuples(samples: list[Any], path: str, empty: Empty) -> Any:
@@ -274,6 +285,7 @@ def _dataclasses(samples: list[Any], path: str, empty: Empty) -> Any:
 
 _RULES: dict[str, Callable[[list[Any], str, Empty], Any]] = {
     "array": _arrays,
+    "masked": _masked,
     "tensor": _tensors,
     "number": _numbers,
     "mapping": _mappings,
@@ -289,12 +301,10 @@ def _converted(batch: Any, leaf: Callable[[Any, str], Any], path: str = "") -> A
     if isinstance(batch, np.ndarray) or (hasattr(batch, "dtype") and hasattr(batch, "stride")):
         return leaf(batch, path)
     if isinstance(batch, Mapping):
-        return _rebuilt(batch, {k: _converted(v, leaf, f"{path}[{k!r}]") for k, v in batch.items()})
+        return rebuilt(batch, {k: _converted(v, leaf, f"{path}[{k!r}]") for k, v in batch.items()})
     if isinstance(batch, (list, tuple)):
         items = [_converted(v, leaf, f"{path}[{i}]") for i, v in builtins.enumerate(batch)]
-        if isinstance(batch, list):
-            return items
-        return type(batch)(*items) if hasattr(batch, "_fields") else tuple(items)
+        return rebuilt(batch, tuple(items) if isinstance(batch, tuple) else items)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         return _converted_fields(batch, leaf, path)
     return batch
@@ -312,7 +322,7 @@ def _to_tensor(leaf: Any, path: str) -> Any:
 
     try:
         return torch.from_numpy(leaf)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise TypeError(f'torch has no dtype {leaf.dtype}{_at(path)}; convert it in map, or pass to="numpy"') from error
 
 

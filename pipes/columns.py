@@ -54,10 +54,22 @@ class Columns(Value):
 def gather(array: Any, positions: npt.NDArray[np.int64]) -> Any:
     """Index an array or a tensor along its first dimension by an array of positions."""
     if isinstance(array, np.ndarray):
-        return array[positions]
+        return np.asarray(array).take(
+            positions, 0
+        )  # a third of the cost of array[positions]; a plain array of a memmap
     import torch  # a column that is no array is a tensor, so torch is imported already
 
-    return array[torch.from_numpy(positions)]
+    return array.index_select(0, torch.from_numpy(positions))  # no threads, which array[positions] wakes
+
+
+def is_tensor(x: Any) -> bool:
+    """Tell whether `x` is a torch tensor, without importing torch."""
+    return any(cls.__module__ == "torch" and cls.__name__ == "Tensor" for cls in type(x).__mro__)
+
+
+def stacks(array: Any) -> bool:
+    """Tell whether a column's gather is what stacking its items gives: numbers in the machine's byte order, tensors."""
+    return is_tensor(array) or (array.dtype.kind in "biufc" and array.dtype.isnative) or array.ndim > 1
 
 
 def joined(parts: Sequence[Columns]) -> Columns:

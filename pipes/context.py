@@ -39,9 +39,9 @@ class Context:
     """The arguments of one run of one stage.
 
     `seed` and `epoch` are the run's; `shard` is the shard's number behind `shard_by_worker`; `path` names the
-    enclosing joins and `name` the stage with its occurrence, as in `map#1`. The rest says how the run is done: `globals`
-    seeds the global generators, `runner` computes units elsewhere, `empty` makes the arrays that results are collated
-    into, and `deferred` names the stage whose conversion to tensors is left to the process that receives them.
+    enclosing joins and `name` the stage with its occurrence, as in `map#1`. The rest says how the run is done:
+    `globals` seeds the global generators, `runner` computes units elsewhere, `empty` makes the arrays that results are
+    collated into, and `deferred` names the stage whose conversion to tensors is left to the receiving process.
     """
 
     seed: int = 0

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from pipes.context import Context
 from pipes.errors import call_each, check_callable
+from pipes.nodes import Positions
 from pipes.stage import Elementwise, Origins, takes_rng
 from pipes.values import value
 
@@ -63,7 +64,7 @@ class map(_Calling):
         """See `Elementwise.apply`."""
         return (self.call(x, key, context),)
 
-    def apply_all(self, xs: list[Any], origins: Origins, at: list[int], context: Context) -> list[Any]:
+    def apply_all(self, xs: list[Any], origins: Origins, at: Positions, context: Context) -> list[Any]:
         """Call `fn` on many elements without a frame for each."""
         if self.wants_rng:
             return super().apply_all(xs, origins, at, context)

@@ -20,8 +20,11 @@ class StageError(RuntimeError):
     """
 
 
-def check_size(name: str, value: Any, *, least: int = 1, advice: str = "") -> int:
-    """Return `value` as an int of at least `least`, NumPy integers included."""
+MOST = 1 << 62
+
+
+def check_size(name: str, value: Any, *, least: int = 1, most: int = MOST, advice: str = "") -> int:
+    """Return `value` as an int from `least` to `most`, NumPy integers included."""
     tail = f"; {advice}" if advice else ""
     if isinstance(value, bool):
         raise TypeError(f"`{name}` must be an integer, got {value!r}{tail}")
@@ -31,6 +34,8 @@ def check_size(name: str, value: Any, *, least: int = 1, advice: str = "") -> in
         raise TypeError(f"`{name}` must be an integer, got {value!r} of type {type(value).__name__}{tail}") from None
     if number < least:
         raise ValueError(f"`{name}` must be >= {least}, got {number}{tail}")
+    if number > most:
+        raise ValueError(f"`{name}` must be <= {most}, got {number}{tail}")
     return number
 
 
@@ -68,7 +73,7 @@ def stopped(where: object, position: int, noun: str = "input position") -> Stage
     )
 
 
-def call_each(fn: Callable[[Any], Any], xs: Sequence[Any], where: object, positions: Sequence[int]) -> list[Any]:
+def call_each(fn: Callable[[Any], Any], xs: Sequence[Any], where: object, positions: Any) -> list[Any]:
     """Call `fn` on each of `xs` at the speed of the built-in `map`, blaming the right position when it raises.
 
     `list.extend` keeps what it got before an exception and takes a `StopIteration` for the end, so the length of the
@@ -78,10 +83,10 @@ def call_each(fn: Callable[[Any], Any], xs: Sequence[Any], where: object, positi
     try:
         out.extend(builtins.map(fn, xs))
     except Exception as error:
-        locate(error, where, positions[len(out)])
+        locate(error, where, int(positions[len(out)]))
         raise
     if len(out) != len(xs):
-        raise stopped(where, positions[len(out)])
+        raise stopped(where, int(positions[len(out)]))
     return out
 
 

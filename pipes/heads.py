@@ -13,6 +13,7 @@ outputs of a unit depend on (context, number, payload) only; outputs before a fa
 from __future__ import annotations
 
 import builtins
+import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -114,33 +115,29 @@ class PositionHead(Head):
             yield x
 
     def _together(self, positions: Positions, seed: Origin | None) -> Iterator[Any]:
-        """Compute a unit of many positions at once, and one by one if that fails: what precedes a fault is given."""
-        try:
-            if seed is not None:
-                self.context.globals.seed(*seed)
-            xs = self.units.fetch(positions)
-            outputs = list(self._through_all(xs, positions))
-        except Exception:  # noqa: BLE001  # raised again below, from the element that fails
-            yield from self._one_by_one(positions, seed)
-            return
-        yield from outputs
-
-    def _one_by_one(self, positions: Positions, seed: Origin | None) -> Iterator[Any]:
+        """Compute a unit of many positions at once; what precedes a fault is given before it is raised."""
         outputs: list[Any] = []
         failure: Exception | None = None
         if seed is not None:
             self.context.globals.seed(*seed)
         try:
-            outputs.extend(itertools.chain.from_iterable(builtins.map(self._lazily, positions.tolist())))
-        except Exception as error:  # noqa: BLE001  # raised below, once what came before it is delivered
+            for p, x in self._elements(positions):
+                outputs.extend(through(self.steps, x, self.units.origin(p)))
+        except Exception as error:  # noqa: BLE001  # raised below
             failure = error
         yield from outputs
         if failure is not None:
             raise failure
 
-    def _through_all(self, xs: list[Any], positions: Positions) -> Iterator[Any]:
-        for x, p in builtins.zip(xs, positions.tolist(), strict=True):
-            yield from through(self.steps, x, self.units.origin(p))
+    def _elements(self, positions: Positions) -> Iterator[tuple[int, Any]]:
+        """Fetch in bulk where nothing draws; else one by one, so that a fault changes no draw of what precedes it."""
+        if not self.units.user:
+            with contextlib.suppress(Exception):  # raised again below, at the element that fails
+                elements = self.units.fetch(positions)
+                yield from builtins.zip(positions.tolist(), elements, strict=True)
+                return
+        for p in positions.tolist():
+            yield p, self.units.fetch(np.array([p]))[0]
 
 
 class ShippedHead(Head):

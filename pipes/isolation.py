@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pipes.seeds import words
 
@@ -86,8 +85,35 @@ def _torch_generator() -> Any:
 
 
 def _keep_random() -> Callable[[], None]:
-    state = random.getstate()
-    return lambda: random.setstate(state)
+    """Copy the Mersenne state where it lies: `getstate` makes a tuple of 625 ints, which costs ten times as much."""
+    if _RANDOM_AT is None:
+        state = random.getstate()
+        return lambda: random.setstate(state)
+    instance: Any = random.random.__self__  # type: ignore[attr-defined]  # a bound method, typed as a function
+    words, gaussian = ctypes.string_at(_RANDOM_AT, MERSENNE_BYTES), instance.gauss_next
+
+    def put_back() -> None:
+        ctypes.memmove(_RANDOM_AT, words, MERSENNE_BYTES)
+        instance.gauss_next = gaussian
+
+    return put_back
+
+
+MERSENNE_BYTES = 4 * 625
+
+
+def _random_state_address() -> int | None:
+    """Find where the global `random` keeps its 624 words and position: right behind the object's head, or None."""
+    instance: Any = getattr(random.random, "__self__", None)
+    if type(instance) is not random.Random or sys.implementation.name != "cpython":
+        return None
+    address = id(instance) + object.__basicsize__
+    position, *words = struct.unpack("=625I", ctypes.string_at(address, MERSENNE_BYTES))
+    _, expected, _ = random.getstate()
+    return address if (*words, position) == expected else None
+
+
+_RANDOM_AT = _random_state_address()
 
 
 def _keep_torch() -> Callable[[], None]:
@@ -108,12 +134,12 @@ def _keep_numpy(own: np.random.MT19937) -> Callable[[], None]:
         state = np.random.get_state(legacy=False)  # noqa: NPY002
         np.random.set_bit_generator(own)
         return lambda: _swap_back(theirs, state)
-    view = _mt19937_words(theirs)
-    before = view.copy()
+    address = theirs.ctypes.state_address  # of 624 words and the position, by NumPy's documented interface
+    before = ctypes.string_at(address, MERSENNE_BYTES)
     drawn = float(np.random.standard_normal())  # noqa: NPY002
-    cached = bool(view[624] == before[624])
+    cached = ctypes.string_at(address + MERSENNE_BYTES - 4, 4) == before[-4:]
     if not cached:
-        view[:] = before
+        ctypes.memmove(address, before, MERSENNE_BYTES)
     np.random.set_bit_generator(own)
     return lambda: _restore_numpy(theirs, drawn if cached else None)
 
@@ -129,9 +155,3 @@ def _restore_numpy(theirs: Any, cached_gaussian: float | None) -> None:
         state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
         state["has_gauss"], state["gauss"] = 1, cached_gaussian
         np.random.set_state(state)  # noqa: NPY002
-
-
-def _mt19937_words(generator: np.random.MT19937) -> npt.NDArray[np.uint32]:
-    """The 624 key words and the position, in place, through NumPy's documented ctypes interface."""
-    address = ctypes.cast(generator.ctypes.state_address, ctypes.POINTER(ctypes.c_uint32))
-    return np.ctypeslib.as_array(address, (625,))

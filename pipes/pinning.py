@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from pipes.context import Context
 from pipes.stage import Elementwise
+from pipes.structures import rebuilt
 from pipes.values import value
 
 
@@ -58,26 +59,14 @@ def _can_pin() -> bool:
 
 def pinned(x: Any) -> Any:
     """Return `x` with every tensor in it pinned."""
+    if isinstance(x, (str, bytes, type)):
+        return x
     if hasattr(x, "pin_memory"):
         return x.pin_memory()
-    if isinstance(x, (str, bytes)):
-        return x
     if isinstance(x, Mapping):
-        return _rebuilt(x, {k: pinned(v) for k, v in x.items()})
-    if isinstance(x, tuple):
-        return type(x)(*map(pinned, x)) if hasattr(x, "_fields") else _rebuilt(x, tuple(map(pinned, x)))
-    if isinstance(x, list):
-        return _rebuilt(x, list(map(pinned, x)))
+        return rebuilt(x, {k: pinned(v) for k, v in x.items()})
+    if isinstance(x, (list, tuple)):
+        return rebuilt(x, (tuple if isinstance(x, tuple) else list)(map(pinned, x)))
     if dataclasses.is_dataclass(x) and not isinstance(x, type):
         return dataclasses.replace(x, **{f.name: pinned(getattr(x, f.name)) for f in dataclasses.fields(x) if f.init})
     return x
-
-
-def _rebuilt(x: Any, plain: Any) -> Any:
-    """The container in its own type where that takes its contents, else as the plain one."""
-    if type(x) is type(plain):
-        return plain
-    try:
-        return type(x)(plain)
-    except TypeError:
-        return plain

@@ -45,16 +45,11 @@ class Pipeline(Value):
     epoch: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_size("seed", self.seed, least=-(2**63))
-        check_size("epoch", self.epoch, least=0)
+        object.__setattr__(self, "stages", tuple(builtins.map(as_stage, self.stages)))
+        object.__setattr__(self, "seed", check_seed(self.seed))
+        object.__setattr__(self, "epoch", check_size("epoch", self.epoch, least=0))
         self._check_shards()
-        if getattr(self.source, "one_shot", False):
-            for stage in self.stages:
-                if stage.replays:
-                    raise ValueError(
-                        f"{stage!r} runs its source more than once, got the one-shot iterator {self.source!r}; "
-                        "pass from_iterable a function that makes a fresh iterator"
-                    )
+        self._check_replays()
         self.bind(Context(self.seed, self.epoch))
 
     def _check_shards(self) -> None:
@@ -67,6 +62,17 @@ class Pipeline(Value):
                 f"{self.stages[shards[0]]!r} must come before {self.stages[placed]!r}, which runs in the consumer; "
                 "swap them"
             )
+
+    def _check_replays(self) -> None:
+        once: Source | Stage | None = None
+        parts: tuple[Source | Stage, ...] = (self.source, *self.stages)
+        for part in parts:
+            if once is not None and getattr(part, "replays", False):
+                raise ValueError(
+                    f"{part!r} runs what is before it more than once, got the one-shot iterator of {once!r}; "
+                    "pass from_iterable a function that makes a fresh iterator, and sample a list"
+                )
+            once = part if getattr(part, "one_shot", False) else once
 
     # -- running ---------------------------------------------------------------------------------------------------
 
@@ -144,9 +150,13 @@ class Pipeline(Value):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
+            if self.merge is not None and self.merge == len(self.stages):
+                raise TypeError(f"{self!r} has no slices: stages behind shard_by_worker are per shard; slice before it")
             return self._slice(index)
         i = operator.index(index)
         n = self.length
+        if not _has_random_access(self._node):
+            raise TypeError(f"{self!r} is a stream without random access; use skip(n) and take(n), or iterate it")
         if n is not None and i < 0 and n != ENDLESS:
             i += int(n)
         if i < 0 or (n is not None and i >= n):
@@ -170,7 +180,7 @@ class Pipeline(Value):
 
     def seeded(self, seed: int) -> Pipeline:
         """Return this pipeline with another seed."""
-        return replace(self, seed=check_size("seed", seed, least=-(2**63)))
+        return replace(self, seed=check_seed(seed))
 
     def at_epoch(self, epoch: int) -> Pipeline:
         """Return this pipeline in another epoch."""
@@ -223,6 +233,11 @@ class Pipeline(Value):
 LINE = 100
 
 
+def check_seed(seed: Any) -> int:
+    """Return a seed: any integer of up to 64 bits."""
+    return check_size("seed", seed, least=-(2**63), most=2**64 - 1)
+
+
 class Joint(Source):
     """A source made of pipelines: prints as the call that made it, without `pipe` around it."""
 
@@ -252,8 +267,6 @@ def _has_random_access(node: Node) -> bool:
 
 def _element(node: Node, i: int) -> Any:
     """Compute one element: of a random-access node, or through one-to-one stages behind it."""
-    if not _has_random_access(node):
-        raise TypeError("this pipeline is a stream without random access; take it apart with skip(n) and take(n)")
     if not isinstance(node, Segment):
         head = PositionHead(node) if isinstance(node, Indexed) else node
         return next(head.outputs(i, None))  # type: ignore[attr-defined]  # a PositionHead by now

@@ -98,8 +98,8 @@ class shard_by_rank(Block):
 
     def __post_init__(self) -> None:
         check_choice("uneven", self.uneven, ("keep", "drop", "pad"))
-        world_size = int(os.environ.get("WORLD_SIZE", "1")) if self.world_size is None else self.world_size
-        rank = int(os.environ.get("RANK", "0")) if self.rank is None else self.rank
+        world_size = _environment("WORLD_SIZE", 1) if self.world_size is None else self.world_size
+        rank = _environment("RANK", 0) if self.rank is None else self.rank
         size = check_size("world_size", world_size)
         number = check_size("rank", rank, least=0)
         if number >= size:
@@ -150,3 +150,14 @@ class shard_by_rank(Block):
         """See `Block.first_input`."""
         rank, world_size = self._world
         return k * world_size + rank
+
+
+def _environment(name: str, default: int) -> int:
+    """Read an integer that torchrun sets."""
+    text = os.environ.get(name)
+    try:
+        return default if text is None else int(text)
+    except ValueError:
+        raise ValueError(
+            f"the environment variable {name} must be an integer, got {text!r}; pass rank and world_size instead"
+        ) from None

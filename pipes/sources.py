@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from pipes.columns import Columns
+from pipes.columns import Columns, is_tensor, stacks
 from pipes.context import Context
 from pipes.errors import StageError, call_each
-from pipes.packed import Packed
 from pipes.nodes import Drawing, Indexed, Node, OneShot, Positions
+from pipes.packed import Packed
 from pipes.stage import Stage, takes_rng
-from pipes.values import Value, value
+from pipes.values import Value, show, value
 
 PLAIN = (list, tuple, dict, str, bytes, range, np.ndarray, Packed)
 
@@ -69,25 +69,23 @@ class from_map(Source):
     def bind(self, context: Context) -> Indexed:
         """See `Source.bind`."""
         dataset, keys = self.dataset, self.keys
-        user = not isinstance(dataset, PLAIN)
+        user = type(dataset) not in PLAIN and not isinstance(dataset, np.ndarray) and not is_tensor(dataset)
         if keys is None and isinstance(dataset, Mapping):
             keys = list(dataset)
-        if keys is None and isinstance(dataset, np.ndarray):
-            columns = Columns((dataset,), bare=True)
-            return Indexed(len(dataset), lambda p: list(dataset[p]), context, columns=columns.take)
+        if keys is None and (isinstance(dataset, np.ndarray) or is_tensor(dataset)):
+            return _of_columns(Columns((dataset,), bare=True), context)  # gathered: its rows are no views of the data
         n = len(dataset) if keys is None else len(keys)
         get = self._bulk(dataset) if user and _has_bulk_access(dataset) else self._each(dataset)
         if keys is None:
-            return Indexed(n, lambda positions: get(positions.tolist(), positions.tolist()), context, user=user)
+            return Indexed(n, lambda positions: get(positions.tolist(), positions), context, user=user)
 
         def fetch(positions: Positions) -> list[Any]:
-            at = positions.tolist()
-            return get([_plain(keys[p]) for p in at], at)
+            return get([_plain(keys[p]) for p in positions.tolist()], positions)
 
         return Indexed(n, fetch, context, user=user)
 
-    def _each(self, dataset: Any) -> Callable[[list[Any], list[int]], list[Any]]:
-        def get(keys: list[Any], positions: list[int]) -> list[Any]:
+    def _each(self, dataset: Any) -> Callable[[list[Any], Positions], list[Any]]:
+        def get(keys: list[Any], positions: Positions) -> list[Any]:
             try:
                 return call_each(dataset.__getitem__, keys, self, positions)
             except LookupError as error:
@@ -96,8 +94,8 @@ class from_map(Source):
 
         return get
 
-    def _bulk(self, dataset: Any) -> Callable[[list[Any], list[int]], list[Any]]:
-        def get(keys: list[Any], _: list[int]) -> list[Any]:
+    def _bulk(self, dataset: Any) -> Callable[[list[Any], Positions], list[Any]]:
+        def get(keys: list[Any], _: Positions) -> list[Any]:
             try:
                 samples = list(dataset.__getitems__(keys))
             except StopIteration as error:
@@ -201,16 +199,14 @@ class from_arrays(Source):
             raise ValueError("from_arrays needs at least one array, got none")
         labels: Sequence[Any] = builtins.range(len(values)) if named is None else list(named)
         for label, array in builtins.zip(labels, values, strict=True):
-            if not getattr(array, "shape", ()):
-                raise TypeError(f"column {label!r} must be an array with a first dimension, got {array!r}")
+            if not (isinstance(array, np.ndarray) or is_tensor(array)) or not array.shape:
+                raise TypeError(f"column {label!r} must be an array with a first dimension, got {show(array)}")
         lengths = {label: len(a) for label, a in builtins.zip(labels, values, strict=True)}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"columns must have equal lengths, got {lengths}; cut them to the same first dimension")
         object.__setattr__(self, "columns", Columns(values, None if named is None else tuple(named)))
 
     def __repr__(self) -> str:
-        from pipes.values import show
-
         c = self.columns
         if c.names is None:
             return f"from_arrays({', '.join(builtins.map(show, c.arrays))})"
@@ -218,8 +214,14 @@ class from_arrays(Source):
 
     def bind(self, context: Context) -> Indexed:
         """See `Source.bind`."""
-        take = self.columns.take
-        return Indexed(len(self.columns), lambda positions: take(positions).rows(), context, columns=take)
+        return _of_columns(self.columns, context)
+
+
+def _of_columns(columns: Columns, context: Context) -> Indexed:
+    """Random access to columns, row by row and column by column."""
+    take = columns.take
+    whole = take if all(stacks(a) for a in columns.arrays) else None
+    return Indexed(len(columns), lambda positions: take(positions).rows(), context, columns=whole)
 
 
 def as_source(x: Any) -> Source:
@@ -228,10 +230,11 @@ def as_source(x: Any) -> Source:
         return x
     if isinstance(x, Stage) or (isinstance(x, builtins.type) and issubclass(x, (Stage, Source))):
         raise TypeError(f"the first argument of pipe must be a source, got {x!r}; put from_map(...) before it")
-    if hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, builtins.type):
+    streams = any(cls.__name__ == "IterableDataset" for cls in builtins.type(x).__mro__)  # torch's has a __getitem__
+    if hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, builtins.type) and not streams:
         return from_map(x)
     if hasattr(x, "__iter__") and not isinstance(x, builtins.type):
         return from_iterable(x)
     advice = "wrap it: from_iterable(...)" if callable(x) else "pass a sequence, an iterable or a source"
     kind = builtins.type(x).__name__
-    raise TypeError(f"the first argument of pipe must be a source, got {x!r} of type {kind}; {advice}")
+    raise TypeError(f"the first argument of pipe must be a source, got {show(x)} of type {kind}; {advice}")

@@ -77,15 +77,16 @@ class Elementwise(Stage):
         """Return the outputs of `x`; `context.rng(key)` is its own generator, `key[2]` its index."""
         raise NotImplementedError(f"{type(self).__name__} must define apply(x, key, context)")
 
-    def apply_all(self, xs: list[Any], origins: Origins, at: list[int], context: Context) -> list[Any]:
+    def apply_all(self, xs: list[Any], origins: Origins, at: Positions, context: Context) -> list[Any]:
         """Return one output for each of `xs`, the elements at positions `at` (one-to-one stages only)."""
-        return [next(through(((self, context),), x, origins(p))) for x, p in builtins.zip(xs, at, strict=True)]
+        steps = ((self, context),)
+        return [next(through(steps, x, origins(p))) for x, p in builtins.zip(xs, at.tolist(), strict=True)]
 
     def indexed(self, node: Indexed, context: Context) -> Indexed:
         """Return random access to the outputs (one-to-one stages only)."""
 
         def fetch(positions: Positions) -> list[Any]:
-            return self.apply_all(node.fetch(positions), node.origin, positions.tolist(), context)
+            return self.apply_all(node.fetch(positions), node.origin, positions, context)
 
         return Indexed(node.n, fetch, context, user=node.user or self.draws, origin=node.origin)
 

@@ -67,7 +67,9 @@ def show(x: Any) -> str:
     """
     if isinstance(x, Value):
         return repr(x)
-    if isinstance(x, (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)):
+    if isinstance(
+        x, (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType, type)
+    ):
         return _show_function(x)
     if isinstance(x, functools.partial):
         named = [f"{k}={show(v)}" for k, v in x.keywords.items()]
@@ -102,17 +104,24 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, Value):
         return same(_fields(a), _fields(b))
     if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)  # order counts: it is that of the elements
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, functools.partial):
         return same((a.func, a.args, a.keywords), (b.func, b.args, b.keywords))
     if hasattr(a, "equal") and hasattr(a, "dtype"):  # a tensor, whose `==` is elementwise
-        return a.shape == b.shape and a.dtype == b.dtype and bool(a.equal(b))
+        return a.shape == b.shape and a.dtype == b.dtype and _same_tensor(a, b)
     try:
         return bool(a == b) or bool(a != a and b != b)  # NaN is NaN here
     except Exception:  # noqa: BLE001  # an `==` that raises or has no truth value: identity, tested above, decides
         return False
+
+
+def _same_tensor(a: Any, b: Any) -> bool:
+    try:
+        return _same_array(a.detach().numpy(), b.detach().numpy())  # NaN equals NaN
+    except (TypeError, RuntimeError):  # not a CPU tensor, or of a dtype that NumPy has not
+        return bool(a.equal(b))
 
 
 def _same_array(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:

@@ -35,7 +35,7 @@ from pipes import (
     weighted,
     with_replacement,
 )
-from pipes.orders import BLOCK, EXACT_BELOW, ROUNDS, _Blockwise, feistel
+from pipes.orders import BLOCK, EXACT_UP_TO, ROUNDS, _Blockwise, feistel
 from pipes.seeds import Key, derive, random_words
 
 type Indices = npt.NDArray[np.int64]
@@ -107,7 +107,7 @@ def assert_adjacent_pairs(shuffles: Indices) -> None:
 
 
 @pytest.mark.parametrize(
-    "n", [0, 1, 2, 3, 7, 1000, EXACT_BELOW - 1, EXACT_BELOW, EXACT_BELOW + 1, 2**16, 2**16 + 1, 10**5]
+    "n", [0, 1, 2, 3, 7, 1000, EXACT_UP_TO - 1, EXACT_UP_TO, EXACT_UP_TO + 1, 2**16, 2**16 + 1, 10**5]
 )
 @pytest.mark.parametrize("seed", [0, 1])
 def test_shuffled_visits_each_index_exactly_once(n: int, seed: int) -> None:
@@ -122,7 +122,7 @@ def test_the_feistel_network_is_a_bijection_at_small_lengths_too(n: int, seed: i
 
 @given(st.data())
 def test_the_index_at_a_position_needs_no_other_position(data: st.DataObject) -> None:
-    n = data.draw(st.sampled_from([5, EXACT_BELOW, EXACT_BELOW + 1, 10**5, 10**9, 2**40]))
+    n = data.draw(st.sampled_from([5, EXACT_UP_TO, EXACT_UP_TO + 1, 10**5, 10**9, 2**40]))
     positions = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20))
     at = shuffled().bind(n, key_of(n))
     together = at(np.array(positions))
@@ -209,7 +209,7 @@ def test_position_and_element_are_independent(n: int) -> None:
     assert_adjacent_pairs(shuffles)
 
 
-@pytest.mark.parametrize("n", [EXACT_BELOW - 1, EXACT_BELOW, EXACT_BELOW + 1, 10**5])
+@pytest.mark.parametrize("n", [EXACT_UP_TO - 1, EXACT_UP_TO, EXACT_UP_TO + 1, 10**5])
 def test_long_permutations_are_unbiased_in_spots(n: int) -> None:
     shuffles = permutations(n, 30)
     assert_positions_independent_of_elements(shuffles, 32)
@@ -217,7 +217,7 @@ def test_long_permutations_are_unbiased_in_spots(n: int) -> None:
     assert_adjacent_pairs(shuffles)
 
 
-@pytest.mark.parametrize("n", [EXACT_BELOW + 1, 10**9])
+@pytest.mark.parametrize("n", [EXACT_UP_TO + 1, 10**9])
 def test_one_position_is_uniform_over_seeds_in_a_long_permutation(n: int) -> None:
     for position in (0, n // 2, n - 1):
         drawn = [int(shuffled().bind(n, key_of(s))(np.array([position]))[0]) * 50 // n for s in range(SEEDS)]

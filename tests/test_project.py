@@ -17,11 +17,11 @@ from pipes import Order, Source, Stage
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "pipes"
 ROOMS = [str(p.relative_to(PACKAGE).with_suffix("")) for p in sorted(PACKAGE.rglob("*.py"))]
-STAGES = ["batching", "collating", "elements", "ordering", "orders", "pinning", "sharding", "sources"]
+STAGES = ["batching", "collating", "elements", "ordering", "orders", "pinning", "sampling", "sharding", "sources"]
 
 # From low to high; a room may import only rooms on lower lines. Rooms of one line do not know each other.
 LEVELS = [
-    ["errors", "info", "packed"],
+    ["errors", "info", "packed", "structures"],
     ["values"],
     ["seeds"],
     ["isolation"],
@@ -38,10 +38,23 @@ LEVELS = [
     ["testing"],  # uses the package as its users do
 ]
 FOLDERS = ("execution", "testing")  # whose rooms may know each other
-EXCEPTIONS = {("ordering", "orders")}  # `sample` is the stage that takes an order
+EXCEPTIONS = {("sampling", "orders")}  # `sample` is the stage that takes an order
 LATE = {("nodes", "heads")}  # a node runs as a head, and heads are made of nodes: imported inside a function
 
-CONTRACTS = {"Block", "Context", "Elementwise", "Order", "Pipeline", "Source", "Stage", "StageError"}
+CONTRACTS = {
+    "Block",
+    "Context",
+    "Elementwise",
+    "Order",
+    "Pipeline",
+    "Source",
+    "Stage",
+    "StageError",
+    "Loader",
+    "WorkerError",
+    "WorkerInfo",
+    "WorkerTimeoutError",
+}
 CALLED = sorted(set(pipes.__all__) - CONTRACTS)
 
 type Function = ast.FunctionDef | ast.AsyncFunctionDef

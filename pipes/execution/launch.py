@@ -28,7 +28,7 @@ from pipes.execution.waiting import readable
 
 METHODS = ("forkserver", "spawn", "fork")
 REQUEST = 1 << 17
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 BOOT = "import sys; sys.path[:] = {path!r}; from pipes.execution import launch; launch.{entry}({fds!r})"
 
 type Target = Callable[[list[int]], None]
@@ -70,8 +70,11 @@ def _interpreter(entry: str, fds: list[int]) -> subprocess.Popen[bytes]:
     flags = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
     flags += [f"-W{option}" for option in sys.warnoptions]
     with _without_interrupts():
-        return subprocess.Popen(
-            [sys.executable, *flags, "-c", code], pass_fds=fds, stdin=subprocess.DEVNULL, env={**ONE_THREAD, **os.environ}
+        return subprocess.Popen(  # noqa: S603  # our own interpreter on our own code
+            [sys.executable, *flags, "-c", code],
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            env={**ONE_THREAD, **os.environ},
         )
 
 
@@ -92,7 +95,7 @@ def ignore_interrupts() -> None:
 
 
 def _spawned(process: subprocess.Popen[bytes]) -> Child:
-    return Child(process.pid, os.pidfd_open(process.pid), lambda: process.wait())
+    return Child(process.pid, os.pidfd_open(process.pid), process.wait)
 
 
 def work(fds: list[int]) -> None:
@@ -158,6 +161,7 @@ class _Server:
         theirs.close()
         self._watched = os.pidfd_open(self._process.pid)
         PRIVATE.add(self)
+        weakref.finalize(self, _end_server, self.owner, self._sock, self._process, self._watched)
 
     def close_inherited(self, keep: list[int]) -> None:
         """See `PRIVATE`."""
@@ -184,10 +188,20 @@ class _Server:
         finally:
             os.close(carried)
         ready = readable([self._sock.fileno(), self._watched])
-        data, received, _, _ = socket.recv_fds(self._sock, REQUEST, 1) if self._sock.fileno() in ready else (b"", [], 0, 0)
+        data, received, _, _ = (
+            socket.recv_fds(self._sock, REQUEST, 1) if self._sock.fileno() in ready else (b"", [], 0, 0)
+        )
         if not data:
             raise ChildProcessError(f"the fork server ended with code {self._process.wait()}")
         return pickle.loads(data), received
+
+
+def _end_server(owner: int, sock: socket.socket, process: subprocess.Popen[bytes], watched: int) -> None:
+    """Let a server go, at the latest when the interpreter exits; in a fork of its owner, only forget it."""
+    sock.close()
+    os.close(watched)
+    if owner == os.getpid():
+        process.wait()
 
 
 _SERVERS: list[_Server] = []
@@ -209,7 +223,6 @@ def serve(fds: list[int]) -> None:
     sock, consumer = socket.socket(fileno=fds[0]), fds[1]
     statuses: dict[int, int] = {}
     signal.signal(signal.SIGCHLD, lambda *_: _reap(statuses))
-    import pipes.execution.worker  # so that every child has it
 
     while True:
         if sock.fileno() not in readable([sock.fileno(), consumer]):

@@ -203,8 +203,8 @@ class Loader:
             while True:
                 if turn != self._turn:
                     raise RuntimeError(
-                        "a newer iteration of this loader has begun, which ended this one; a loader runs one epoch at a "
-                        "time, so make two with execute(...)"
+                        "a newer iteration of this loader has begun, which ended this one; a loader runs one epoch "
+                        "at a time, so make two with execute(...)"
                     )
                 pair = next(pairs, None)
                 if pair is None:

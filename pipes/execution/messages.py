@@ -49,7 +49,7 @@ type Task = Units | Advance
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of a task: the outputs of each unit, or (output, cursor) of a shard, up to the error if there was one."""
+    """What came of a task: outputs by unit, or (output, cursor) pairs of a shard, up to the error if there was one."""
 
     run: int
     task: int

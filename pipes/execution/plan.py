@@ -1,6 +1,6 @@
 """Divide a pipeline: how many of its stages workers compute, and what of it they need.
 
-Laws: a function of the pipeline alone; the part that workers get gives the same units, with the same keys, as the whole.
+Laws: a function of the pipeline alone; the part that workers get gives the units of the whole, with the same keys.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 from pipes.context import Context
 from pipes.heads import Head, PositionHead, ShippedHead, drawn_here
 from pipes.nodes import Drawing, Indexed, Node
-from pipes.ordering import sample
 from pipes.pipeline import Pipeline
+from pipes.sampling import sample
 from pipes.sources import Source
 from pipes.stage import opaque
 from pipes.values import value

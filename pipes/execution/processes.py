@@ -7,18 +7,18 @@ process and no descriptor left; nothing here blocks on a write.
 
 from __future__ import annotations
 
+import math
 import os
+import pickle
 import select
 import signal
 import socket
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
-
-import pickle
-import math
 
 from pipes import collating
 from pipes.errors import WorkerError
@@ -29,7 +29,6 @@ from pipes.execution.plan import Plan
 from pipes.execution.pool import Answered, Died, Event
 from pipes.execution.shipment import Shipment, freeze
 from pipes.execution.waiting import readable
-from dataclasses import replace
 
 GRACE = 1.0
 STACK_WAIT = 2.0
@@ -66,7 +65,9 @@ class Link:
 class ProcessPool:
     """Start `size` workers side by side and keep as many alive."""
 
-    def __init__(self, plan: Plan, size: int, *, method: str, init: Callable[[int], None] | None, restarts: int) -> None:
+    def __init__(
+        self, plan: Plan, size: int, *, method: str, init: Callable[[int], None] | None, restarts: int
+    ) -> None:
         self.size, self._plan, self._method, self._init, self._restarts = size, plan, method, init, restarts
         self._shipment = None if method == "fork" else _frozen(plan, init)
         self._consumer = os.pidfd_open(os.getpid())

@@ -84,7 +84,7 @@ def write_all(fd: int, view: memoryview, offset: int) -> None:
 
 @dataclass(frozen=True)
 class Shipment:
-    """A frozen object: descriptors to pass, and the spans of the pickle (the first) and its buffers in the first one."""
+    """A frozen object: memory to pass, and where the pickle (first) and its buffers lie in it."""
 
     memory: Memory
     shared: tuple[Memory, ...]

@@ -79,7 +79,7 @@ class ThreadPool:
 
     def stack(self, worker: int) -> str:
         """See `Pool.stack`."""
-        frame = sys._current_frames().get(self._threads[worker].ident or -1)  # noqa: SLF001  # its documented name
+        frame = sys._current_frames().get(self._threads[worker].ident or -1)  # its documented name
         return "".join(traceback.format_stack(frame)) if frame else "ended"
 
     def name(self, worker: int) -> str:

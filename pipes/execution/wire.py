@@ -51,11 +51,10 @@ class Encoder:
             buffers.append(raw)
             return False
 
-        head: bytes | Span = _dumps(obj, out_of_band, buffers)
+        pickled = _dumps(obj, out_of_band, buffers)
         slots: dict[int, Slot] = {}
         spans = [self._placed(raw, slots) for raw in buffers]
-        if len(head) > LARGE:
-            head = self._placed(memoryview(head), slots)
+        head = self._placed(memoryview(pickled), slots) if len(pickled) > LARGE else pickled
         return pickle.dumps((head, spans, [(s.offset, s.size) for s in slots.values()]), 5)
 
     def check(self, obj: Any) -> None:

@@ -155,10 +155,11 @@ def _limit_torch_to_one_thread() -> None:
 
 def _adopt_classes_of_main() -> None:
     """Put classes that cloudpickle rebuilt where pickle looks for them, so that results of them can be sent back."""
-    import __main__
     from cloudpickle import cloudpickle
 
-    for cls in list(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS):  # noqa: SLF001
+    import __main__
+
+    for cls in list(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS):
         if cls.__module__ == "__main__" and "." not in cls.__qualname__:
             setattr(__main__, cls.__name__, cls)
 

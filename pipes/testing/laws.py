@@ -72,6 +72,7 @@ def _check_position(pipeline: Pipeline, full: list[Any], limit: int) -> None:
     _hold("position", min(n, limit) == len(full), f"{pipeline!r} has length {n} and gave {len(full)} outputs")
     try:
         alone = [pipeline[i] for i in range(len(full))]
+        pipeline[:0]
     except TypeError:  # a stream of known length
         return
     _hold("position", same(full, alone), f"{pipeline!r} gave {show(full)} in a run and {show(alone)} by position")

@@ -97,6 +97,7 @@ class BulkNumbers(Numbers):
     """The same with bulk access."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Return many samples."""
         return [self[i] for i in indices]
 
 
@@ -107,6 +108,7 @@ class Counting:
         self.size = size
 
     def __call__(self, rng: np.random.Generator) -> Iterator[Any]:
+        """Make the stream."""
         return ((i, int(rng.integers(100))) for i in range(self.size))
 
     def __eq__(self, other: object) -> bool:
