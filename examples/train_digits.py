@@ -1,9 +1,9 @@
 """Train a small network on scikit-learn's handwritten digits: shuffled, augmented, batched, collated, pinned.
 
-    python examples/train_digits.py --epochs 15 --seed 0 --batch-size 32
+    python examples/train_digits.py --epochs 15 --seed 0 --batch-size 32 --workers 2
 
-What is printed on stdout depends on the options alone, so two runs print the same losses; the progress bar and the
-throughput, which depend on the machine, go to stderr.
+What is printed on stdout depends on the seed, the epochs and the batch size alone: two runs print the same losses, with
+any number of workers. The progress bar and the throughput, which depend on the machine, go to stderr.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import torch
 from sklearn.datasets import load_digits
 from tqdm import tqdm
 
-from pipes import Pipeline, batch, collate, from_arrays, map, pin, pipe, sample, shuffled
+from pipes import Pipeline, batch, collate, execute, from_arrays, map, pin, pipe, sample, shuffled
 
 type Image = npt.NDArray[np.float32]
 type Sample = tuple[Image, np.int64]
@@ -78,6 +78,7 @@ def main() -> None:
     options.add_argument("--epochs", type=int, default=15)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--batch-size", type=int, default=32)
+    options.add_argument("--workers", type=int, default=0)
     args = options.parse_args()
 
     torch.manual_seed(args.seed)
@@ -85,13 +86,13 @@ def main() -> None:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     device = accelerator or torch.device("cpu")
     train, held_out = load(args.batch_size)
-    train = train.seeded(args.seed)
+    loader = execute(train, workers=args.workers, seed=args.seed)
     model = network().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 
     for epoch in range(args.epochs):
         total, samples, start = 0.0, 0, time.perf_counter()
-        for images, labels in tqdm(train.at_epoch(epoch), desc=f"epoch {epoch}", leave=False, file=sys.stderr):
+        for images, labels in tqdm(loader, desc=f"epoch {epoch}", leave=False, file=sys.stderr):
             loss = torch.nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch does not annotate it

@@ -162,6 +162,15 @@ def nested_by_default(x: int) -> list[int]:
         return list(loader)
 
 
+OPEN: list[Any] = []
+
+
+def nested_and_open(x: int) -> int:
+    """Leave an iterator open, and so workers of a worker."""
+    OPEN.append(iter(p.execute(p.pipe(range(10), p.repeat(), p.map(doubled)), workers=1, start_method="fork")))
+    return int(next(OPEN[-1])) + x
+
+
 def initialised(number_of_worker: int) -> None:
     os.environ["PIPES_TEST_NUMBER"] = str(number_of_worker)
 
@@ -274,3 +283,19 @@ def meta_at_three(x: int) -> Any:
     import torch
 
     return torch.empty(2, device="meta") if x == 3 else x
+
+
+def untouched(x: Any) -> Any:
+    return x
+
+
+def parent_of(_: Any) -> tuple[int, int]:
+    return os.getpid(), os.getppid()
+
+
+def with_pid(x: Any) -> tuple[Any, int]:
+    return x, os.getpid()
+
+
+def repr_of(x: Any) -> str:
+    return repr(vars(x)) if isinstance(x, Reads) else repr(x) if not callable(x) else x.__name__

@@ -11,6 +11,7 @@ collection or at interpreter exit. So it does one thing, appending to a deque.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections import deque
@@ -72,7 +73,7 @@ class Arena:
     def empty(self, shape: Any, dtype: Any = float) -> np.ndarray[Any, Any]:
         """Return an uninitialised array, in a slot unless it is small: `np.empty` for what is sent to the consumer."""
         kind = np.dtype(dtype)
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape) if isinstance(shape, tuple) else int(shape)
         if count * kind.itemsize < SMALL or kind.hasobject:
             return np.empty(shape, kind)
         slot, start = self.allocate(count * kind.itemsize)
