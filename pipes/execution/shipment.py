@@ -16,7 +16,7 @@ import types
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAliasType
 
 import cloudpickle
 import numpy as np
@@ -161,6 +161,8 @@ class _Freezer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return reduced
         if (reduced := reduced_tensor(obj)) is not None:
             return reduced
+        if type(obj) is TypeAliasType and obj.__module__ == "__main__":  # cloudpickle sends it by name, to nowhere
+            return TypeAliasType, (obj.__name__, obj.__value__)
         return super().reducer_override(obj)
 
     def _by_descriptor(self, array: np.ndarray[Any, Any]) -> Any:
