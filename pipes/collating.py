@@ -151,9 +151,10 @@ def to_tensors(batch: Any) -> Any:
 
 def _collate(samples: list[Any], path: str, empty: Empty) -> Any:
     types: set[Any] = set(builtins.map(type, samples))
-    kind = _kind(type(samples[0]))
-    if len(types) > 1 and any(_kind(cls) != kind for cls in types):
-        other = next(i for i, s in builtins.enumerate(samples) if _kind(type(s)) != kind)
+    first: Any = type(samples[0])
+    kind = _kind(first)
+    if len(types) > 1 and (strangers := {cls for cls in types if _kind(cls) != kind}):
+        other = next(i for i, s in builtins.enumerate(samples) if type(s) in strangers)
         raise TypeError(
             f"samples of a batch must agree in type{_at(path)}, got {type(samples[0]).__name__} in sample 0 "
             f"and {type(samples[other]).__name__} in sample {other}; convert them, or pass collate your own fn"

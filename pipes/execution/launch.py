@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -160,6 +161,8 @@ class _Server:
         os.close(pidfd)
         theirs.close()
         self._watched = os.pidfd_open(self._process.pid)
+        self._lock = threading.Lock()
+        self._asking = False  # stays True if Ctrl-C comes between a question and its answer
         PRIVATE.add(self)
         weakref.finalize(self, _end_server, self.owner, self._sock, self._process, self._watched)
 
@@ -170,7 +173,7 @@ class _Server:
     @property
     def alive(self) -> bool:
         """Whether it still answers."""
-        return self.owner == os.getpid() and not readable([self._watched], 0)
+        return self.owner == os.getpid() and not self._asking and not readable([self._watched], 0)
 
     def fork(self, fds: list[int], modules: tuple[str, ...]) -> Child:
         """Return a new child, which runs the worker on `fds`."""
@@ -180,6 +183,11 @@ class _Server:
 
     def _ask(self, request: Any, fds: list[int]) -> tuple[Any, list[int]]:
         """Send a request and wait for its answer, watching the server."""
+        with self._lock:
+            return self._answer(request, fds)
+
+    def _answer(self, request: Any, fds: list[int]) -> tuple[Any, list[int]]:
+        self._asking = True
         body = pickle.dumps(request, 5)
         carried = os.memfd_create("pipes-request", os.MFD_CLOEXEC)  # an environment may exceed a packet
         try:
@@ -193,6 +201,7 @@ class _Server:
         )
         if not data:
             raise ChildProcessError(f"the fork server ended with code {self._process.wait()}")
+        self._asking = False
         return pickle.loads(data), received
 
 

@@ -201,6 +201,8 @@ class Loader:
         pairs = self.pipeline.run(context)
         try:
             while True:
+                if self._closed:
+                    raise RuntimeError("this loader was closed, which ended this iteration")
                 if turn != self._turn:
                     raise RuntimeError(
                         "a newer iteration of this loader has begun, which ended this one; a loader runs one epoch "

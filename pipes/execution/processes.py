@@ -60,6 +60,9 @@ class Link:
         os.close(self.stacks)
         if self.child is not None:
             self.child.close()
+        else:
+            self.theirs.close()
+            os.close(self.their_stacks)
 
 
 class ProcessPool:
@@ -137,8 +140,9 @@ class ProcessPool:
             if link.child is not None:
                 link.child.reap()
             link.close()
-        if links:
+        if self._consumer >= 0:
             os.close(self._consumer)
+            self._consumer = -1
 
     def close_inherited(self, keep: list[int]) -> None:
         """See `launch.PRIVATE`."""

@@ -117,7 +117,7 @@ def freeze(obj: Any) -> Shipment:
     for start, view in zip(starts, views):
         write_all(fd, view, start)
     spans = tuple((start, view.nbytes) for start, view in zip(starts, views))
-    return Shipment(Memory(fd), tuple(pickler.shared), spans, tuple(sorted(pickler.modules)))
+    return Shipment(Memory(fd), tuple(pickler.shared), spans, tuple(sorted(pickler.modules - {"__main__", "builtins"})))
 
 
 def thaw(fds: list[int], spans: tuple[tuple[int, int], ...]) -> Any:
@@ -156,7 +156,7 @@ class _Freezer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     def reducer_override(self, obj: Any) -> Any:
         """Replace what has a better way to travel."""
         module = getattr(obj, "__module__", None) if isinstance(obj, (type, types.FunctionType)) else None
-        self.modules.add(str(module or type(obj).__module__).partition(".")[0])
+        self.modules.add(str(module or type(obj).__module__))
         if type(obj) is np.memmap and (reduced := _memmap_by_name(obj)) is not None:
             return reduced
         if (reduced := reduced_tensor(obj)) is not None:
