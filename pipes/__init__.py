@@ -9,6 +9,7 @@ from pipes.execution.loader import Loader, execute
 from pipes.execution.shipment import share
 from pipes.info import WorkerInfo, worker_info
 from pipes.joining import concat, zip
+from pipes.lines import from_lines
 from pipes.ordering import enumerate, repeat, shuffle_buffer, skip, take
 from pipes.orders import Order, sequential, shuffled, shuffled_subset, subset, weighted, with_replacement
 from pipes.pinning import pin
@@ -40,6 +41,7 @@ __all__ = [
     "flat_map",
     "from_arrays",
     "from_iterable",
+    "from_lines",
     "from_map",
     "map",
     "pin",

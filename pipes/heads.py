@@ -34,6 +34,7 @@ from pipes.nodes import (
     Repeated,
     Segment,
     Step,
+    Stepping,
     Zipped,
     seeded,
     through,
@@ -209,7 +210,7 @@ def drawn_here(node: Node) -> bool:
         return drawn_here(node.first)
     if isinstance(node, (Blocks, Opaque)):
         return drawn_here(node.up)
-    return isinstance(node, (Drawing, Joined, Zipped))
+    return isinstance(node, (Drawing, Stepping, Joined, Zipped))
 
 
 def extend(node: Node, stage: Any, context: Context) -> Node:

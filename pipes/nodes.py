@@ -108,6 +108,17 @@ class Drawing(Node):
             raise
 
 
+class Stepping(Node):
+    """A stream source that can seek: `pairs(context, cursor)` goes on behind a cursor of its own."""
+
+    def __init__(self, pairs: Callable[[Context, Cursor], Iterator[Pair]], context: Context) -> None:
+        self.pairs, self.context = pairs, context
+
+    def run(self, cursor: Cursor = None) -> Iterator[Pair]:
+        """Seek, then go on."""
+        return self.pairs(self.context, cursor)
+
+
 class Blocks(Node):
     """A block stage on a stream."""
 

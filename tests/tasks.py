@@ -243,6 +243,16 @@ class Reads:
         return self.table[i]
 
 
+class ReadsAll:
+    """Look a number up in several things."""
+
+    def __init__(self, tables: list[Any]) -> None:
+        self.tables = tables
+
+    def __call__(self, i: int) -> list[Any]:
+        return [table[i] for table in self.tables]
+
+
 class Describes:
     """Tell what became of an object on the way, and look something up in it."""
 

@@ -21,6 +21,7 @@ from pipes.execution.plan import Plan, divide
 from pipes.execution.pool import Pool
 from pipes.execution.processes import ProcessPool
 from pipes.execution.schedule import Options, Scheduler
+from pipes.execution.state import Position, loaded, saved
 from pipes.execution.threads import ThreadPool
 from pipes.isolation import Kept
 from pipes.pipeline import Pipeline, pipe
@@ -164,6 +165,8 @@ class Loader:
         self._workers = _Workers(plan, start, options) if plan.part is not None else None
         self._turn = 0
         self._closed = False
+        self._running = False
+        self._position = Position(pipeline.epoch)
         if self._workers is not None:
             weakref.finalize(self, self._workers.close)
 
@@ -180,6 +183,52 @@ class Loader:
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next `iter` runs."""
         self._epoch = check_size("epoch", epoch, least=0)
+        self._position = Position(self._epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the user stands: a small dict for JSON, to go on from behind the last output received.
+
+        >>> loader = execute(pipe(range(5)))
+        >>> for x in loader:
+        ...     if x == 2:
+        ...         break
+        >>> again = execute(pipe(range(5)))
+        >>> again.load_state_dict(loader.state_dict())
+        >>> list(again), list(again)
+        ([3, 4], [0, 1, 2, 3, 4])
+
+        At any moment: before the first output, in an epoch, after its end, on a loader that was itself resumed. It does
+        not depend on the number of workers, and serves any other number, and any rank of a job.
+        """
+        if not self._options.ordered:
+            raise RuntimeError(
+                "a loader with ordered=False has no state: what was received is no prefix; use ordered=True"
+            )
+        return saved(self.pipeline, self._position)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next `iter` go on from a state, under its seed and epoch."""
+        if self._running:
+            raise RuntimeError(
+                "a state cannot be loaded while an iteration is running; end it first, or make a new loader"
+            )
+        if not self._options.ordered:
+            raise RuntimeError("a loader with ordered=False cannot go on from a state; use ordered=True")
+        seed, position = loaded(self.pipeline, state)
+        if position.cursor is not None and getattr(self.pipeline.source, "one_shot", False):
+            raise ValueError(
+                f"{self.pipeline.source!r} is a one-shot iterator, which cannot be replayed to go on from a state; "
+                "pass from_iterable a function that makes a fresh iterator"
+            )
+        self.pipeline = self.pipeline.seeded(seed)
+        self._epoch, self._position = position.epoch, position
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one output, computed here, or a loader of a slice with the same options."""
+        found = self.pipeline.at_epoch(self._epoch)[index]
+        if not isinstance(index, slice):
+            return found
+        return Loader(found, self._start, self._options, persistent=self._persistent)
 
     def __len__(self) -> int:
         return len(self.pipeline)
@@ -190,15 +239,20 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         if self._closed:
             raise RuntimeError("this loader is closed; make a new one with execute(...)")
-        epoch, self._epoch = self._epoch, self._epoch + 1
+        begin = self._position if self._position.epoch == self._epoch else Position(self._epoch)
+        self._epoch += 1
         self._turn += 1
-        return self._run(self._turn, Context(self.seed, epoch, globals=Kept(), runner=self._runner()))
+        self._position = begin
+        context = Context(self.seed, begin.epoch, globals=Kept(), runner=self._runner())
+        return self._run(self._turn, context, begin)
 
     def _runner(self) -> Scheduler | None:
         return None if self._workers is None else self._workers.scheduler()
 
-    def _run(self, turn: int, context: Context) -> Iterator[Any]:
-        pairs = self.pipeline.run(context)
+    def _run(self, turn: int, context: Context, begin: Position) -> Iterator[Any]:
+        outputs = begin.outputs
+        pairs = self.pipeline.run(context, begin.cursor)
+        self._running = True
         try:
             while True:
                 if self._closed:
@@ -210,9 +264,13 @@ class Loader:
                     )
                 pair = next(pairs, None)
                 if pair is None:
+                    self._position = Position(context.epoch + 1)
                     return
+                outputs += 1
+                self._position = Position(context.epoch, pair[1], outputs)
                 yield pair[0]
         finally:
+            self._running = self._running and turn != self._turn
             pairs.close()  # type: ignore[attr-defined]  # a generator
             if not self._persistent and turn == self._turn and self._workers is not None:
                 self._workers.close()

@@ -150,12 +150,12 @@ def test_a_killed_fork_server_is_replaced() -> None:
             assert new not in (server, os.getpid())
 
 
-@every_process
 @pytest.mark.parametrize("how", ["segfault", "_exit", "exit", "term"])
-@pytest.mark.parametrize("name", ["position", "stream", "shards"])
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [(m, n) for m in ("fork", "forkserver", "spawn") for n in ("position", "stream", "shards")][:7],
+)
 def test_however_a_worker_ends_the_sequence_goes_on(how: str, method: str, name: str, tmp_path: Path) -> None:
-    if method == "spawn" and name != "position":
-        pytest.skip("slow to start")
     deadly = shape(name, Kills(str(tmp_path), (5, 50), how))
     with execute(deadly, workers=2, start_method=method) as loader:
         assert same(list(loader), list(shape(name, untouched)))

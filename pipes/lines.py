@@ -1,0 +1,152 @@
+"""`from_lines`: text files, line by line, that a resume can enter at a byte.
+
+Laws: the lines are those of `open(path, encoding=..., errors=..., newline=...)`; running from the cursor that came with
+a line gives exactly the lines behind it, after one seek.
+"""
+
+from __future__ import annotations
+
+import builtins
+import codecs
+import gzip
+import io
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import field
+from pathlib import Path
+from typing import IO, Any
+
+from pipes.context import Context, Cursor, Pair
+from pipes.errors import check_choice
+from pipes.nodes import Node, Stepping
+from pipes.sources import Source
+from pipes.values import value
+
+UNIVERSAL = re.compile(rb"\r\n|\r|\n")
+
+
+@value
+class from_lines(Source):
+    r"""Read text files line by line, one file after the other.
+
+    >>> import tempfile
+    >>> from pipes import pipe
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(b"one\r\ntwo"), file.flush()
+    ...     list(pipe(from_lines(file.name)))
+    ['one\n', 'two']
+
+    `paths` is a path or an iterable of paths; those that end in ".gz" are decompressed. Lines are what `open` gives for
+    `encoding`, `errors` and `newline`: by default an ending is kept, as "\n", and those are "\n", "\r" and "\r\n". A
+    missing file is a `FileNotFoundError` when the source is made; bytes that are no text are a `UnicodeDecodeError` with
+    a note of file and line (counted from 1). A resume seeks; in a ".gz" it decompresses, and in UTF-16 or UTF-32, whose
+    line ends are no bytes, it reads again. Holds one line.
+    """
+
+    paths: Any
+    encoding: str = field(default="utf-8", kw_only=True)
+    errors: str = field(default="strict", kw_only=True)
+    newline: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        one = isinstance(self.paths, (str, os.PathLike))
+        paths = [self.paths] if one else list(self.paths)
+        object.__setattr__(self, "paths", tuple(os.fspath(path) for path in paths))
+        for path in self.paths:
+            if not Path(path).exists():
+                raise FileNotFoundError(f"`paths` must be files, got {path!r}, which does not exist; check the folder")
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError as error:
+            raise LookupError(f"`encoding` must be one that Python knows, got {self.encoding!r}") from error
+        if self.newline is not None:
+            check_choice("newline", self.newline, ("", "\n", "\r", "\r\n"))
+
+    def holds(self) -> str:
+        """See `Source.holds`."""
+        return "1 line"
+
+    def bind(self, context: Context) -> Node:
+        """See `Source.bind`."""
+        return Stepping(self._lines, context.at(name="source"))
+
+    def _lines(self, _: Context, cursor: Cursor) -> Iterator[Pair]:
+        """Give (line, cursor after it); a cursor is (file, byte, lines of the file before it)."""
+        first, offset, count = cursor or (0, 0, 0)
+        for number in builtins.range(first, len(self.paths)):
+            path = self.paths[number]
+            try:
+                for line, size in self._of_file(path, offset, count):
+                    offset, count = offset + size, count + 1
+                    yield line, (number, offset, count)
+            except Exception as error:
+                error.add_note(f"pipes: in {path!r}, line {count + 1}")
+                raise
+            offset = count = 0
+
+    def _of_file(self, path: str, offset: int, count: int) -> Iterator[tuple[str, int]]:
+        if codecs.lookup(self.encoding).name.startswith(("utf-16", "utf-32")):
+            yield from self._by_text(path, count)
+        else:
+            yield from self._by_bytes(path, offset)
+
+    def _by_text(self, path: str, count: int) -> Iterator[tuple[str, int]]:
+        with _opened(path) as binary, io.TextIOWrapper(binary, self.encoding, self.errors, self.newline) as text:
+            for number, line in builtins.enumerate(text):
+                if number >= count:
+                    yield line, 0
+
+    def _by_bytes(self, path: str, offset: int) -> Iterator[tuple[str, int]]:
+        signed = codecs.lookup(self.encoding).name == "utf-8-sig"
+        encoding = "utf-8" if signed else self.encoding
+        with _opened(path) as file:
+            mark = len(codecs.BOM_UTF8) if signed and not offset and file.read(3) == codecs.BOM_UTF8 else 0
+            file.seek(offset + mark)
+            for raw in self._raw_lines(file):
+                line = raw.decode(encoding, self.errors)
+                if self.newline is None and line.endswith(("\r\n", "\r")):
+                    line = line[: -2 if line.endswith("\r\n") else -1] + "\n"
+                yield line, mark + len(raw)
+                mark = 0
+
+    def _raw_lines(self, file: IO[bytes]) -> Iterator[bytes]:
+        if self.newline == "\n":
+            yield from file
+        elif self.newline in ("\r", "\r\n"):
+            yield from _split(file, re.compile(re.escape(self.newline.encode())))
+        else:
+            for raw in file:
+                if b"\r" in raw:  # rare: the file's own iteration splits at "\n"
+                    yield from _pieces(raw, UNIVERSAL)
+                else:
+                    yield raw
+
+
+def _opened(path: str) -> IO[bytes]:
+    opened: Any = gzip.open(path, "rb") if path.endswith(".gz") else Path(path).open("rb")  # noqa: SIM115
+    binary: IO[bytes] = opened
+    return binary
+
+
+def _pieces(raw: bytes, ends: re.Pattern[bytes]) -> Iterator[bytes]:
+    """Cut bytes behind each match."""
+    start = 0
+    for end in ends.finditer(raw):
+        yield raw[start : end.end()]
+        start = end.end()
+    if start < len(raw):
+        yield raw[start:]
+
+
+def _split(file: Iterable[bytes], ends: re.Pattern[bytes]) -> Iterator[bytes]:
+    """Cut a file behind each match, which may lie across two of its own lines."""
+    rest = b""
+    for raw in file:
+        *whole, rest = list(_pieces(rest + raw, ends)) or [b""]
+        yield from whole
+        if ends.search(rest):
+            yield rest
+            rest = b""
+    if rest:
+        yield rest
