@@ -39,7 +39,7 @@ class from_lines(Source):
 
     `paths` is a path or an iterable of paths; those that end in ".gz" are decompressed. Lines are what `open` gives for
     `encoding`, `errors` and `newline`: by default an ending is kept, as "\n", and those are "\n", "\r" and "\r\n". A
-    missing file is a `FileNotFoundError` when the source is made; bytes that are no text are a `UnicodeDecodeError` with
+    `encoding`, `errors` and `newline`: by default an ending is kept, as "\n", and is "\n", "\r" or "\r\n" there. A
     a note of file and line (counted from 1). A resume seeks; in a ".gz" it decompresses, and in UTF-16 or UTF-32, whose
     line ends are no bytes, it reads again. Holds one line.
     """

@@ -135,6 +135,11 @@ class Mapped:
         self.held += size
         return memoryview(View(self._maps[offset], _appending(self._released, (offset, size))))
 
+    def release(self, offset: int, size: int) -> None:
+        """Let go of a slot without ever having looked at it; nothing is mapped, since this may happen at exit."""
+        self.held += size
+        self._released.append((offset, size))
+
     def take_released(self) -> list[int]:
         """Return the offsets of slots let go since the last call."""
         offsets = []

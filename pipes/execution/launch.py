@@ -23,6 +23,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from pipes.execution.waiting import readable
@@ -41,8 +42,13 @@ class Child:
 
     pid: int
     pidfd: int
-    status: Callable[[], int | None]
+    ask: Callable[[], int | None]
     ours: bool = True
+
+    @cached_property
+    def status(self) -> int | None:
+        """The exit code, negative for a signal; asked for once, since a child can be reaped once."""
+        return self.ask()
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -51,7 +57,7 @@ class Child:
     def reap(self) -> None:
         """Take the child's status, so that it leaves no zombie; the fork server takes that of its own."""
         if self.ours:
-            self.status()
+            _ = self.status
 
 
 def start(method: str, fds: list[int], target: Target, modules: tuple[str, ...]) -> Child:
@@ -126,7 +132,8 @@ def _run_child(fds: list[int], target: Target) -> None:
     code = 1
     try:
         for private in list(PRIVATE):
-            private.close_inherited(keep=fds)
+            private.close_inherited()
+        PRIVATE.clear()  # a fork of this fork has nothing left to close
         target(fds)
         code = 0
     except SystemExit as error:
@@ -166,9 +173,10 @@ class _Server:
         PRIVATE.add(self)
         weakref.finalize(self, _end_server, self.owner, self._sock, self._process, self._watched)
 
-    def close_inherited(self, keep: list[int]) -> None:
+    def close_inherited(self) -> None:
         """See `PRIVATE`."""
         self._sock.close()
+        os.close(self._watched)
 
     @property
     def alive(self) -> bool:
@@ -179,7 +187,14 @@ class _Server:
         """Return a new child, which runs the worker on `fds`."""
         setup = (sys.path, sys.argv[:1], os.getcwd(), dict(os.environ), modules)
         answer, received = self._ask(("fork", setup), fds)
-        return Child(answer, received[0], lambda: self._ask(("status", answer), [])[0], ours=False)
+        return Child(answer, received[0], lambda: self._status(answer), ours=False)
+
+    def _status(self, pid: int) -> int | None:
+        try:
+            code: int | None = self._ask(("status", pid), [])[0]
+        except OSError:  # the server has ended too, and its knowledge with it
+            return None
+        return code
 
     def _ask(self, request: Any, fds: list[int]) -> tuple[Any, list[int]]:
         """Send a request and wait for its answer, watching the server."""
@@ -229,7 +244,11 @@ def _server() -> _Server:
 def serve(fds: list[int]) -> None:
     """Fork a worker per request, until the consumer is gone."""
     ignore_interrupts()
-    sock, consumer = socket.socket(fileno=fds[0]), fds[1]
+    with socket.socket(fileno=fds[0]) as sock:
+        _serve(sock, fds[1])
+
+
+def _serve(sock: socket.socket, consumer: int) -> None:
     statuses: dict[int, int] = {}
     signal.signal(signal.SIGCHLD, lambda *_: _reap(statuses))
 
@@ -243,7 +262,7 @@ def serve(fds: list[int]) -> None:
         kind, argument = pickle.loads(os.pread(carried, os.fstat(carried).st_size, 0))
         os.close(carried)
         if kind == "status":
-            socket.send_fds(sock, [pickle.dumps(statuses.get(argument))], [])
+            socket.send_fds(sock, [pickle.dumps(statuses.pop(argument, None))], [])
             continue
         _fork_for(sock, argument, worker_fds)
 

@@ -60,7 +60,9 @@ def execute(
     `restarts`: how many workers one task may kill. `persistent`: keep workers between epochs.
     """
     built = pipeline if isinstance(pipeline, Pipeline) else pipe(pipeline)
-    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
+        raise TypeError(f"`timeout` must be a number of seconds or None, got {timeout!r}")
+    if timeout is not None and not timeout > 0:
         raise ValueError(f"`timeout` must be > 0 seconds or None, got {timeout!r}")
     if seed is not None:
         built = built.seeded(seed)
@@ -134,18 +136,19 @@ class _Workers:
     def __init__(self, plan: Plan, start: _Start, options: Options) -> None:
         self._plan, self._start, self._options = plan, start, options
         self._pool: Pool | None = None
+        self._scheduler: Scheduler | None = None
         self._owner = os.getpid()
 
     def scheduler(self) -> Scheduler:
         """Return the schedule of the running pool; a forked child of this process starts its own."""
-        if self._pool is None or self._owner != os.getpid():
+        if self._scheduler is None or self._owner != os.getpid():
             self._pool, self._owner = self._start.pool(self._plan), os.getpid()
             self._scheduler = Scheduler(self._pool, self._options)
         return self._scheduler
 
     def close(self) -> None:
         """End the pool, if there is one and it is this process's."""
-        pool, self._pool = self._pool, None
+        pool, self._pool, self._scheduler = self._pool, None, None
         if pool is not None and self._owner == os.getpid():
             pool.close()
 
@@ -250,11 +253,15 @@ class Loader:
         return None if self._workers is None else self._workers.scheduler()
 
     def _run(self, turn: int, context: Context, begin: Position) -> Iterator[Any]:
-        outputs = begin.outputs
+        outputs, owner = begin.outputs, os.getpid()
         pairs = self.pipeline.run(context, begin.cursor)
         self._running = True
         try:
             while True:
+                if owner != os.getpid():
+                    raise RuntimeError(
+                        "a fork of the process that began this iteration cannot go on with it; begin anew"
+                    )
                 if self._closed:
                     raise RuntimeError("this loader was closed, which ended this iteration")
                 if turn != self._turn:

@@ -11,16 +11,20 @@ from pipes.execution.messages import Task
 
 @dataclass(frozen=True)
 class Answered:
-    """A worker has computed a task; `outputs` decodes them, `error` what ended the task early."""
+    """A worker has computed a task up to `error()`, if that is not None.
+
+    `outputs` are as `Reply` has them, each to be given either to `decode` or to `discard`.
+    """
 
     worker: int
     run: int
     task: int
     ended: bool
     seconds: float
-    outputs: Callable[[], list[Any]]
+    outputs: list[Any]
+    decode: Callable[[Any], Any]
+    discard: Callable[[Any], Any]
     error: Callable[[], BaseException | None]
-    discard: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,9 @@ class Pool(Protocol):
 
     def wait(self, timeout: float | None) -> list[Event]:
         """Return what has happened; wait for something, at most `timeout` seconds."""
+
+    def pack(self, payload: Any) -> Any:
+        """Return what carries a payload to a worker; raises what serialising raises."""
 
     def stack(self, worker: int) -> str:
         """Tell where a worker stands."""

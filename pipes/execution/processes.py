@@ -27,11 +27,12 @@ from pipes.execution.arena import Mapped
 from pipes.execution.messages import Task
 from pipes.execution.plan import Plan
 from pipes.execution.pool import Answered, Died, Event
-from pipes.execution.shipment import Shipment, freeze
+from pipes.execution.shipment import Shipment, freeze, introduce
 from pipes.execution.waiting import readable
 
 GRACE = 1.0
 STACK_WAIT = 2.0
+STACK_PAUSE = 0.1
 
 
 class Link:
@@ -43,7 +44,8 @@ class Link:
         self.outbox, self.inbox = wire.Outbox(self.sock), wire.Inbox(self.sock)
         self.arena = os.memfd_create("pipes-arena", os.MFD_CLOEXEC)
         self.mapped = Mapped(self.arena)
-        weakref.finalize(self.mapped, os.close, self.arena)  # results that are not decoded yet outlive the worker
+        finalizer = weakref.finalize(self.mapped, os.close, self.arena)  # undecoded results outlive the worker
+        finalizer.atexit = False  # and may outlive exit handlers
         self.stacks, self.their_stacks = os.pipe()
         self.child: launch.Child | None = None
         self.is_ready = False
@@ -73,6 +75,8 @@ class ProcessPool:
     ) -> None:
         self.size, self._plan, self._method, self._init, self._restarts = size, plan, method, init, restarts
         self._shipment = None if method == "fork" else _frozen(plan, init)
+        if method == "fork":
+            introduce((plan, init))
         self._consumer = os.pidfd_open(os.getpid())
         self._poll = select.poll()
         self._links: list[Link] = []
@@ -107,11 +111,13 @@ class ProcessPool:
         if link.child is None:
             raise TypeError("a worker that was never started cannot end; this is a fault of pipes")
         how = _how_it_ended(number, link.child)
-        self._failed_starts = 0 if link.is_ready else self._failed_starts + 1
-        if self._failed_starts > self._restarts:
-            raise WorkerError(f"{how} while it started, {self._failed_starts} times in a row; see what it printed")
         self._forget(link)
+        self._failed_starts = 0 if link.is_ready else self._failed_starts + 1
+        tries, hopeless = self._failed_starts, self._failed_starts > self._restarts
+        self._failed_starts = 0 if hopeless else self._failed_starts
         self._start(number)
+        if hopeless:
+            raise WorkerError(f"{how} while it started, {tries} times in a row; see what they printed")
         return Died(number, how)
 
     def _forget(self, link: Link) -> None:
@@ -140,13 +146,15 @@ class ProcessPool:
             if link.child is not None:
                 link.child.reap()
             link.close()
+        self._shipment = None
         if self._consumer >= 0:
             os.close(self._consumer)
             self._consumer = -1
 
-    def close_inherited(self, keep: list[int]) -> None:
+    def close_inherited(self) -> None:
         """See `launch.PRIVATE`."""
-        for link in self._links:
+        links, self._links = self._links, []
+        for link in links:
             link.sock.close()
             os.close(link.stacks)
             if link.child is not None:
@@ -191,16 +199,17 @@ class ProcessPool:
             if rest[0] is not None:
                 raise wire.unpack_error(rest[0])
             return None
-        run, task, ended, seconds, error, body = rest
+        run, task, ended, seconds, error, outputs = rest
         return Answered(
             number,
             run,
             task,
             ended,
             seconds,
-            outputs=partial(wire.decode, body, link.mapped),
+            outputs=outputs,
+            decode=partial(wire.decode, mapped=link.mapped),
+            discard=partial(wire.let_go, mapped=link.mapped),
             error=lambda: None if error is None else wire.unpack_error(error),
-            discard=partial(wire.let_go, body, link.mapped),
         )
 
     def stack(self, worker: int) -> str:
@@ -212,8 +221,14 @@ class ProcessPool:
             signal.pidfd_send_signal(link.child.pidfd, signal.SIGUSR1)
         except ProcessLookupError:
             return "ended"
-        ready = readable([link.stacks, link.child.pidfd], STACK_WAIT)
-        return os.read(link.stacks, 1 << 16).decode(errors="replace") if link.stacks in ready else "did not answer"
+        text, wait = b"", STACK_WAIT
+        while link.stacks in readable([link.stacks, link.child.pidfd], wait):
+            text, wait = text + os.read(link.stacks, 1 << 16), STACK_PAUSE  # it is written in many small pieces
+        return text.decode(errors="replace") or "did not answer"
+
+    def pack(self, payload: Any) -> Any:
+        """See `Pool.pack`."""
+        return wire.pack(payload)
 
     def name(self, worker: int) -> str:
         """See `Pool.name`."""
@@ -222,7 +237,7 @@ class ProcessPool:
 
 
 def _how_it_ended(number: int, child: launch.Child) -> str:
-    status = child.status()
+    status = child.status
     if status is None:
         return f"worker {number} (pid {child.pid}) ended"
     if status < 0:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,12 @@ class _Task:
     worker: int = -1
     deaths: int = 0
     answer: Answered | None = None
+    failure: WorkerError | None = None  # of a task that kills its workers, raised when its turn comes
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it can be delivered."""
+        return self.answer is not None or self.failure is not None
 
 
 class Scheduler:
@@ -118,14 +124,26 @@ class _UnitRun:
             self._abandon()
 
     def _delivered(self, task: _Task, given: int) -> Iterator[Pair]:
-        answer = _answer_of(task)
-        error = answer.error()
-        for (_, _, before), outputs in zip(task.units, answer.outputs()):
-            for j, y in enumerate(outputs, 1):
-                if j > given:
-                    yield y, (before, j)
-            given = 0
-        if error is not None:
+        answer = task.answer
+        if answer is None:
+            raise task.failure or TypeError("a task was delivered before it was done; this is a fault of pipes")
+        left = deque(
+            (body, (before, j))
+            for (_, _, before), bodies in zip(task.units, answer.outputs)
+            for j, body in enumerate(bodies, 1)
+        )
+        try:
+            while left:
+                body, cursor = left.popleft()
+                if given:
+                    given -= 1
+                    answer.discard(body)
+                else:
+                    yield answer.decode(body), cursor
+        finally:
+            for body, _ in left:
+                answer.discard(body)
+        if (error := answer.error()) is not None:
             raise error
 
     def _next_answered(self, few: int) -> _Task:
@@ -133,7 +151,7 @@ class _UnitRun:
         deadline = _Deadline(self.options.timeout)
         while True:
             candidates = [self.tasks[0]] if self.options.ordered else self.tasks
-            done = next((task for task in candidates if task.answer is not None), None)
+            done = next((task for task in candidates if task.is_done), None)
             if done is not None:
                 return done
             self._deal(WINDOW * few)
@@ -146,7 +164,7 @@ class _UnitRun:
             if isinstance(event, Died):
                 self._redo(event)
             elif event.run != self.run:
-                event.discard()
+                _discard(event, [body for bodies in event.outputs for body in bodies])
             else:
                 task = self.at[event.worker].popleft()  # a worker answers in order
                 task.answer = event
@@ -174,7 +192,8 @@ class _UnitRun:
             return None
         units: list[tuple[int, Any, Cursor]] = []
         try:
-            units.extend(itertools.islice(self.source, self.size.units))  # keeps what came before an exception
+            for unit, payload, before in itertools.islice(self.source, self.size.units):
+                units.append((unit, self._packed(unit, payload), before))  # what came before an exception is kept
         except Exception as error:  # noqa: BLE001  # raised behind everything that was drawn before it
             self.failure, self.exhausted = error, True
         if len(units) < self.size.units:
@@ -185,18 +204,43 @@ class _UnitRun:
         self.tasks.append(task)
         return task
 
+    def _packed(self, unit: int, payload: Any) -> Any:
+        """Serialise elements that are shipped, here, where a failure has its position."""
+        if payload is None:
+            return None
+        try:
+            return self.pool.pack(payload)
+        except Exception as error:
+            raise WorkerError(
+                f"the elements of unit {unit} cannot be sent to a worker: {type(error).__name__}: {error}; "
+                "draw what can be pickled, and open it in map"
+            ) from error
+
     def _redo(self, death: Died) -> None:
-        """Deal a dead worker's tasks again; the first of them is to blame, since a worker works in order."""
-        lost = self.at[death.worker]
+        """Deal a dead worker's tasks again; the first of them is to blame, since a worker works in order.
+
+        It is dealt unit by unit then, so that the blame comes to lie on one, and those before it are delivered.
+        """
+        lost = list(self.at[death.worker])
+        self.at[death.worker].clear()
         if lost:
-            lost[0].deaths += 1
-            if lost[0].deaths > self.options.restarts:
-                raise WorkerError(
-                    f"{death.how}, as {self.options.restarts} others did on the same task: {self._named(lost[0])}; "
+            blamed, *innocent = lost
+            blamed.deaths += 1
+            if blamed.deaths > self.options.restarts:
+                blamed.failure = WorkerError(
+                    f"{death.how}, as {self.options.restarts} others did on the same task: {self._named(blamed)}; "
                     "run that part with workers=0 to see why"
                 )
+                lost = innocent
+            elif len(blamed.units) > 1:
+                lost = [*self._split(blamed), *innocent]
         self.again.extendleft(reversed(lost))
-        lost.clear()
+
+    def _split(self, task: _Task) -> list[_Task]:
+        parts = [_Task(next(self.numbers), [unit], deaths=task.deaths) for unit in task.units]
+        place = self.tasks.index(task)
+        self.tasks = deque([*list(self.tasks)[:place], *parts, *list(self.tasks)[place + 1 :]])
+        return parts
 
     def _named(self, task: _Task) -> str:
         first, last = task.units[0][0], task.units[-1][0]
@@ -209,13 +253,12 @@ class _UnitRun:
         """Let go of results that nobody wants; a newer run makes the workers skip what is left."""
         for task in self.tasks:
             if task.answer is not None:
-                task.answer.discard()
+                _discard(task.answer, [body for bodies in task.answer.outputs for body in bodies])
 
 
-def _answer_of(task: _Task) -> Answered:
-    if task.answer is None:
-        raise TypeError("a task was delivered before it was answered; this is a fault of pipes")
-    return task.answer
+def _discard(answer: Answered, bodies: Iterable[Any]) -> None:
+    for body in bodies:
+        answer.discard(body)
 
 
 class _Deadline:
@@ -244,7 +287,7 @@ class _Shard:
     number: int
     worker: int
     cursor: Cursor  # after the last output that was received
-    received: deque[Pair] = field(default_factory=deque)
+    received: deque[tuple[Answered, Any, Cursor]] = field(default_factory=deque)
     asked: deque[int] = field(default_factory=deque)  # outputs of each task under way
     error: BaseException | None = None
     ended: bool = False
@@ -272,6 +315,13 @@ class _ShardRun:
         return [self._outputs(self.shards[s]) if s in self.shards else iter(()) for s in range(len(cursors))]
 
     def _outputs(self, shard: _Shard) -> Iterator[Pair]:
+        try:
+            yield from self._received(shard)
+        finally:
+            for answer, body, _ in shard.received:
+                answer.discard(body)
+
+    def _received(self, shard: _Shard) -> Iterator[Pair]:
         while True:
             deadline = _Deadline(self.options.timeout)
             while not shard.received and not shard.ended:
@@ -281,9 +331,9 @@ class _ShardRun:
                 if shard.error is not None:
                     raise shard.error
                 return
-            pair = shard.received.popleft()
+            answer, body, cursor = shard.received.popleft()
             self._ask(shard)
-            yield pair
+            yield answer.decode(body), cursor
 
     def _ask(self, shard: _Shard) -> None:
         """Keep the shard's worker busy: about `prefetch` tasks under way or received."""
@@ -302,18 +352,18 @@ class _ShardRun:
             if isinstance(event, Died):
                 self._move(event)
             elif event.run != self.run:
-                event.discard()
+                _discard(event, [body for body, _ in event.outputs])
             else:
                 self._receive(self.under_way[event.worker].popleft(), event)
         return bool(events)
 
     def _receive(self, shard: _Shard, event: Answered) -> None:
         shard.asked.popleft()
+        pairs = event.outputs
         if shard.ended:  # asked for before the end was known
-            event.discard()
+            _discard(event, [body for body, _ in pairs])
             return
-        pairs = event.outputs()
-        shard.received.extend(pairs)
+        shard.received.extend((event, body, cursor) for body, cursor in pairs)
         if pairs:
             shard.cursor, shard.deaths = pairs[-1][1], 0
         shard.error = event.error()
@@ -327,12 +377,13 @@ class _ShardRun:
         if blamed is not None:
             blamed.deaths += 1
             if blamed.deaths > self.options.restarts:
-                raise WorkerError(
+                blamed.ended = True
+                blamed.error = WorkerError(
                     f"{death.how}, as {self.options.restarts} others did on the same task: shard {blamed.number} after "
                     f"cursor {blamed.cursor!r}; run it with workers=0 to see why"
                 )
         for shard in self.shards.values():
-            if shard.worker == death.worker:
+            if shard.worker == death.worker and not shard.ended:
                 shard.asked.clear()
                 shard.fresh = True
                 self._ask(shard)

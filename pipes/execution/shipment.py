@@ -7,6 +7,7 @@ serialised is an error that names stage and attribute, before any process starts
 
 from __future__ import annotations
 
+import contextlib
 import io
 import mmap
 import os
@@ -16,16 +17,18 @@ import types
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAliasType
 
 import cloudpickle
 import numpy as np
 
-from pipes.packed import Packed, worth_packing
+from pipes.packed import LONG, Packed, worth_packing
 
 BIG = 1 << 12
 PAGE = mmap.PAGESIZE
 PIECE = 1 << 30
+DESCRIPTORS = 32
 
 
 class Memory:
@@ -135,23 +138,24 @@ class _Freezer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         super().__init__(file, protocol=5, buffer_callback=out_of_band)
         self.shared: list[Memory] = []
         self.modules: set[str] = set()
-        self._packed: dict[int, tuple[list[Any], Packed]] = {}  # by identity; the list is kept so that ids stay unique
+        self._packed: dict[int, tuple[int, list[Any], Packed | None]] = {}  # by id; lists are kept, so ids stay unique
 
     def persistent_id(self, obj: Any) -> Any:
         """Name what does not travel in the pickle."""
         if isinstance(obj, np.ndarray) and type(obj) is not np.memmap:
             return self._by_descriptor(obj)
-        if type(obj) is list and (id(obj) in self._packed or worth_packing(obj)):
-            return self._packed_in_place(obj)
+        if type(obj) is list and len(obj) >= LONG:
+            return self._packed_list(obj)
         return None
 
-    def _packed_in_place(self, items: list[Any]) -> Any:
-        """Pack a list into shared memory of its own: `persistent_id` is the only hook that sees a list."""
+    def _packed_list(self, items: list[Any]) -> Any:
+        """Pack a long list: `persistent_id` is the only hook that sees one; its arrays go out of band like any."""
         if id(items) not in self._packed:
-            packed = Packed.pack(items)
-            self._packed[id(items)] = items, Packed(share(packed.data), share(packed.ends))
-        packed = self._packed[id(items)][1]
-        return "packed", self._by_descriptor(packed.data), self._by_descriptor(packed.ends)
+            self._packed[id(items)] = len(self._packed), items, Packed.pack(items) if worth_packing(items) else None
+            packed = self._packed[id(items)][2]
+            return None if packed is None else ("packed", self._packed[id(items)][0], packed.data, packed.ends)
+        number, _, packed = self._packed[id(items)]
+        return None if packed is None else ("packed", number)
 
     def reducer_override(self, obj: Any) -> Any:
         """Replace what has a better way to travel."""
@@ -169,6 +173,8 @@ class _Freezer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         memory = next((m for m in _MEMORIES if m.address <= _start(array) < m.address + m.size), None)
         if memory is None or not array.flags.c_contiguous or array.nbytes < BIG:
             return None
+        if memory not in self.shared and len(self.shared) == DESCRIPTORS:
+            return None  # copied: a process may have too few descriptors for more
         if memory not in self.shared:
             self.shared.append(memory)
         return self.shared.index(memory), _start(array) - memory.address, array.dtype, array.shape
@@ -178,11 +184,14 @@ class _Thawer(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, shared: list[Memory], buffers: list[memoryview]) -> None:
         super().__init__(file, buffers=buffers)
         self._shared = shared
+        self._lists: dict[int, Packed] = {}
 
     def persistent_load(self, pid: Any) -> Any:
         """Rebuild an array, or a packed list, on a shared mapping."""
         if pid[0] == "packed":
-            return Packed(self.persistent_load(pid[1]), self.persistent_load(pid[2]))
+            if pid[1] not in self._lists:
+                self._lists[pid[1]] = Packed(*pid[2:])
+            return self._lists[pid[1]]
         index, start, dtype, shape = pid
         size = int(np.prod(shape))
         return np.frombuffer(self._shared[index], dtype, size, offset=start).reshape(shape)
@@ -197,10 +206,42 @@ def _memmap_by_name(array: Any) -> Any:
     opened = getattr(array, "_mmap", None)
     if opened is None or array.filename is None or not array.flags.c_contiguous or array.size == 0:
         return None
+    if array.mode == "c" or not _maps_that_file(_start(array), str(array.filename)):
+        return None  # it may hold private writes, or its file may be gone: what it shows is what is sent
     start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
     offset = start + _start(array) - address_of(memoryview(opened))
     mode = "r" if array.mode == "r" else "c"
     return np.memmap, (str(array.filename), array.dtype, mode, offset, array.shape)
+
+
+def _maps_that_file(address: int, path: str) -> bool:
+    """Tell whether the file at `path` is the one that is mapped at `address`."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return False
+    with Path("/proc/self/maps").open() as maps:
+        for line in maps:
+            span, _, _, device, inode, *_ = line.split(maxsplit=5)
+            begin, end = (int(x, 16) for x in span.split("-"))
+            if begin <= address < end:
+                major, minor = (int(x, 16) for x in device.split(":"))
+                return (os.makedev(major, minor), int(inode)) == (status.st_dev, status.st_ino)
+    return False
+
+
+def introduce(obj: Any) -> None:
+    """Let cloudpickle know the classes in `obj`, so that a forked worker sends back objects of the very same ones."""
+    with contextlib.suppress(Exception):  # what cannot be pickled need not be, under fork
+        _Introducer(io.BytesIO(), lambda _: False).dump(obj)
+
+
+class _Introducer(_Freezer):
+    """Walks an object as the freezer does, but leaves out data."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        """Leave out arrays and long lists."""
+        return 0 if isinstance(obj, np.ndarray) or (type(obj) is list and len(obj) >= LONG) else None
 
 
 def reduced_tensor(obj: Any) -> Any:

@@ -106,8 +106,8 @@ def _described(x: Any) -> str:
     if isinstance(x, Pipeline):
         return f"[{', '.join(fingerprint(x))}]"
     if isinstance(x, Value):
-        named = [f"{f.name}={_described(getattr(x, f.name))}" for f in fields(x)] if is_dataclass(x) else []
-        return f"{type(x).__name__}({', '.join(named)})"
+        named: list[str] = [f.name for f in fields(x)] if is_dataclass(x) else []
+        return f"{type(x).__name__}({', '.join(f'{n}={_described(getattr(x, n))}' for n in named)})"
     if isinstance(x, functools.partial):
         return f"partial({_described(x.func)}, {_described(x.args)}, {_described(x.keywords)})"
     if isinstance(x, (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)):

@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 from pipes.execution.messages import Reply, Task
 from pipes.execution.plan import Plan
@@ -21,6 +22,10 @@ from pipes.isolation import Unseeded
 GRACE = 1.0
 
 
+def _as_it_is(x: Any) -> Any:
+    return x
+
+
 class ThreadPool:
     """Start `size` threads, each with a node of its own: nodes cache."""
 
@@ -29,6 +34,7 @@ class ThreadPool:
         self._done: queue.SimpleQueue[tuple[int, Reply | BaseException]] = queue.SimpleQueue()
         self._tasks: list[queue.SimpleQueue[Task | None]] = [queue.SimpleQueue() for _ in range(size)]
         self._newest = -1
+        self._failure: BaseException | None = None  # of a thread that has ended: raised for good
         self._threads = [
             threading.Thread(target=self._work, args=(plan, number, init), name=f"pipes-worker-{number}", daemon=True)
             for number in range(size)
@@ -40,7 +46,7 @@ class ThreadPool:
         try:
             if init is not None:
                 init(number)
-            computer = Computer(plan, number, self.size, seeding=Unseeded())
+            computer = Computer(plan, number, self.size, seeding=Unseeded(), collect=_as_it_is, unpack=_as_it_is)
             while (task := self._tasks[number].get()) is not None:
                 if task.run == self._newest:  # else of a run that was abandoned
                     self._done.put((number, computer.answer(task)))
@@ -54,6 +60,8 @@ class ThreadPool:
 
     def wait(self, timeout: float | None) -> list[Event]:
         """See `Pool.wait`."""
+        if self._failure is not None:
+            raise self._failure
         events: list[Event] = []
         try:
             events.append(self._event(*(self._done.get(timeout=timeout) if timeout != 0 else self._done.get_nowait())))
@@ -64,6 +72,7 @@ class ThreadPool:
 
     def _event(self, worker: int, reply: Reply | BaseException) -> Answered:
         if isinstance(reply, BaseException):
+            self._failure = reply
             raise reply
         answer = reply
         return Answered(
@@ -72,10 +81,15 @@ class ThreadPool:
             reply.task,
             reply.ended,
             reply.seconds,
-            outputs=lambda: list(answer.outputs),
+            outputs=answer.outputs,
+            decode=_as_it_is,
+            discard=_as_it_is,
             error=lambda: answer.error,
-            discard=lambda: None,
         )
+
+    def pack(self, payload: Any) -> Any:
+        """See `Pool.pack`: threads share objects."""
+        return payload
 
     def stack(self, worker: int) -> str:
         """See `Pool.stack`."""

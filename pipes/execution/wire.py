@@ -8,6 +8,7 @@ the receiver; a peer that dies in the middle of a frame leaves an end of stream,
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 import socket
 import struct
@@ -20,6 +21,7 @@ import cloudpickle
 
 from pipes.errors import WorkerError
 from pipes.execution.arena import Arena, Mapped, Slot, Span
+from pipes.execution.messages import Reply
 from pipes.execution.shipment import address_of, reduced_tensor
 
 IN_BAND = 1 << 10
@@ -34,14 +36,18 @@ HELD_AT_MOST = 1 << 28
 # -- results: encoded by a worker, decoded by the consumer -----------------------------------------------------------
 
 
+type Body = bytes | tuple[bytes | Span, list[Span], list[tuple[int, int]]]
+"""An output: its pickle alone, or (pickle or where it lies, its buffers, the slots that they lie in)."""
+
+
 class Encoder:
-    """Encode results into frames over an arena."""
+    """Encode outputs, each as soon as it is made: user code may reuse an array for the next one."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
 
-    def encode(self, obj: Any) -> bytes:
-        """Return the body of a frame; raises what pickling raises."""
+    def encode(self, obj: Any) -> Body:
+        """Return what `decode` rebuilds; raises what pickling raises."""
         buffers: list[memoryview] = []
 
         def out_of_band(buffer: pickle.PickleBuffer) -> bool:
@@ -52,14 +58,12 @@ class Encoder:
             return False
 
         pickled = _dumps(obj, out_of_band, buffers)
+        if not buffers and len(pickled) <= LARGE:
+            return pickled
         slots: dict[int, Slot] = {}
         spans = [self._placed(raw, slots) for raw in buffers]
         head = self._placed(memoryview(pickled), slots) if len(pickled) > LARGE else pickled
-        return pickle.dumps((head, spans, [(s.offset, s.size) for s in slots.values()]), 5)
-
-    def check(self, obj: Any) -> None:
-        """Raise what encoding would raise."""
-        _dumps(obj, lambda _: False, [])
+        return head, spans, [(s.offset, s.size) for s in slots.values()]
 
     def _placed(self, raw: memoryview, slots: dict[int, Slot]) -> Span:
         """Find where a buffer lies in the arena, or copy it there."""
@@ -104,9 +108,11 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
         return super().reducer_override(obj) if reduced is None else reduced
 
 
-def decode(body: memoryview | bytes, mapped: Mapped) -> Any:
-    """Rebuild a result on views of the worker's slots, or on copies if the consumer holds very many."""
-    head, spans, slots = pickle.loads(body)
+def decode(body: Body, mapped: Mapped) -> Any:
+    """Rebuild an output on views of the worker's slots, or on copies if the consumer holds very many."""
+    if isinstance(body, bytes):
+        return pickle.loads(body)
+    head, spans, slots = body
     copied = mapped.held > HELD_AT_MOST
     views = [mapped.view(offset, size) for offset, size in slots]
 
@@ -118,10 +124,20 @@ def decode(body: memoryview | bytes, mapped: Mapped) -> Any:
     return pickle.loads(head if isinstance(head, bytes) else buffer(head), buffers=[buffer(span) for span in spans])
 
 
-def let_go(body: memoryview | bytes, mapped: Mapped) -> None:
-    """Return the slots of a result that nobody wants."""
-    for offset, size in pickle.loads(body)[2]:
-        mapped.view(offset, size).release()
+def let_go(body: Body, mapped: Mapped) -> None:
+    """Return the slots of an output that nobody wants."""
+    if not isinstance(body, bytes):
+        for offset, size in body[2]:
+            mapped.release(offset, size)
+
+
+def pack(payload: Any) -> bytes:
+    """Serialise elements for a worker; those of classes that it cannot import by value."""
+    try:
+        data = pickle.dumps(payload, 5)
+    except Exception:  # noqa: BLE001  # raised by the second attempt if it fails as well
+        return bytes(cloudpickle.dumps(payload, 5))
+    return bytes(cloudpickle.dumps(payload, 5)) if b"__main__" in data else data
 
 
 # -- exceptions ------------------------------------------------------------------------------------------------------
@@ -130,9 +146,10 @@ def let_go(body: memoryview | bytes, mapped: Mapped) -> None:
 def pack_error(error: BaseException) -> bytes:
     """Serialise an exception with its type, arguments, fields, notes and cause."""
     text = "".join(traceback.format_exception(error))
-    for reduced in (error, _Rebuilt(error)):
+    ways = itertools.product((error, _Rebuilt(error)), (pickle.dumps, cloudpickle.dumps))
+    for reduced, dumps in ways:
         try:
-            data = cloudpickle.dumps((reduced, _cause_of(error)), 5)
+            data = dumps((reduced, _cause_of(error)), 5)
             if type(_unpacked(pickle.loads(data)[0])) is type(error):
                 return bytes(data)
         except Exception:  # noqa: BLE001, S112  # the next way is more robust, and the last one cannot fail
@@ -268,6 +285,6 @@ def ready(error: BaseException | None) -> bytes:
     return pickle.dumps(("ready", None if error is None else pack_error(error)), 5)
 
 
-def result(reply: Any, body: bytes, error: bytes | None) -> bytes:
+def result(reply: Reply, error: bytes | None) -> bytes:
     """The answer to a task."""
-    return pickle.dumps(("result", reply.run, reply.task, reply.ended, reply.seconds, error, body), 5)
+    return pickle.dumps(("result", reply.run, reply.task, reply.ended, reply.seconds, error, reply.outputs), 5)

@@ -10,6 +10,7 @@ import builtins
 import contextlib
 import faulthandler
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -40,8 +41,19 @@ from pipes.sharding import shard_by_worker
 class Computer:
     """Compute tasks of one plan."""
 
-    def __init__(self, plan: Plan, worker: int, workers: int, *, seeding: Unseeded, empty: Any = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        worker: int,
+        workers: int,
+        *,
+        seeding: Unseeded,
+        collect: Callable[[Any], Any],
+        unpack: Callable[[Any], Any],
+        empty: Any = None,
+    ) -> None:
         self._plan, self._worker, self._workers = plan, worker, workers
+        self._collect, self._unpack = collect, unpack
         self._context = Context(globals=seeding, deferred=plan.deferred if empty else "")
         if empty is not None:
             self._context = self._context.at(empty=empty)
@@ -87,8 +99,18 @@ class Computer:
         for unit, payload in task.units:
             of_unit: list[Any] = []
             outputs.append(of_unit)
-            of_unit.extend(head.outputs(unit, payload))  # keeps what came before an exception
+            ys = head.outputs(unit, None if payload is None else self._unpack(payload))
+            of_unit.extend(self._collected(y, f"unit {unit}") for y in ys)  # what came before an exception is kept
         return False
+
+    def _collected(self, y: Any, where: str) -> Any:
+        try:
+            return self._collect(y)
+        except Exception as error:
+            raise WorkerError(
+                f"an output of type {type(y).__name__} cannot be sent from a worker: {type(error).__name__}: {error} "
+                f"(output of {where}); return arrays, CPU tensors or other picklable objects"
+            ) from error
 
     def _advance(self, task: Advance, outputs: list[Any]) -> bool:
         run, chain = self._chains.get(task.shard, (-1, iter(())))
@@ -102,7 +124,7 @@ class Computer:
             pair = next(chain, None)
             if pair is None:
                 return True
-            outputs.append(pair)
+            outputs.append((self._collected(pair[0], f"shard {task.shard}"), pair[1]))
         return False
 
 
@@ -118,11 +140,9 @@ def main(fds: list[int], plan: Plan | None = None, init: Callable[[int], None] |
     sock, arena_fd, stacks, consumer, *shipped = fds
     threading.Thread(target=_end_with, args=(consumer,), daemon=True).start()
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    link = socket.socket(fileno=sock)
-    with contextlib.suppress(EOFError, ConnectionError):
+    with socket.socket(fileno=sock) as link, contextlib.suppress(EOFError, ConnectionError):
         number, workers, spans = wire.receive(link)
         arena = Arena(arena_fd)
-        encoder = wire.Encoder(arena)
         try:
             if plan is None:
                 plan, init, registered = thaw(shipped, spans)
@@ -137,8 +157,9 @@ def main(fds: list[int], plan: Plan | None = None, init: Callable[[int], None] |
             wire.send(link, wire.ready(error))
             return
         wire.send(link, wire.ready(None))
-        computer = Computer(plan, number, workers, seeding=Seeded(), empty=arena.empty)
-        _serve(link, computer, encoder, arena, number)
+        collect, unpack = wire.Encoder(arena).encode, pickle.loads
+        computer = Computer(plan, number, workers, seeding=Seeded(), collect=collect, unpack=unpack, empty=arena.empty)
+        _serve(link, computer, arena, number)
 
 
 def _end_with(consumer: int) -> None:
@@ -164,7 +185,7 @@ def _adopt_classes_of_main() -> None:
             setattr(__main__, cls.__name__, cls)
 
 
-def _serve(link: socket.socket, computer: Computer, encoder: wire.Encoder, arena: Arena, number: int) -> None:
+def _serve(link: socket.socket, computer: Computer, arena: Arena, number: int) -> None:
     waiting: deque[Task] = deque()
     newest = -1
     while True:
@@ -175,48 +196,11 @@ def _serve(link: socket.socket, computer: Computer, encoder: wire.Encoder, arena
             waiting.append(task)
         task = waiting.popleft()
         if task.run == newest:  # else of a run that was abandoned
-            wire.send(link, _encoded(computer.answer(task), encoder, number))
-
-
-def _encoded(reply: Reply, encoder: wire.Encoder, number: int) -> bytes:
-    """Encode a reply; where an output cannot be sent, what precedes it and an error that says so."""
-    outputs, error = reply.outputs, reply.error
-    try:
-        body = encoder.encode(outputs)
-    except Exception as fault:  # noqa: BLE001  # it is raised again in the consumer
-        outputs, error = _sendable(outputs, encoder, fault)
-        body = encoder.encode(outputs)
-    return wire.result(reply, body, None if error is None else _packed(error, number))
+            reply = computer.answer(task)
+            wire.send(link, wire.result(reply, None if reply.error is None else _packed(reply.error, number)))
 
 
 def _packed(error: BaseException, number: int) -> bytes:
     lines = "".join(traceback.format_exception(error))
     error.add_note(f"pipes: raised in worker {number} (pid {os.getpid()}), where the traceback was\n{lines}")
     return wire.pack_error(error)
-
-
-def _sendable(outputs: list[Any], encoder: wire.Encoder, fault: Exception) -> tuple[list[Any], Exception]:
-    """Return the longest prefix that can be sent, and an error for the output behind it."""
-    prefix: list[Any] = []
-    for item in outputs:
-        parts: list[Any] = []
-        of_unit = item if isinstance(item, list) else [item]
-        for y in of_unit:
-            try:
-                encoder.check(y)
-            except Exception as error:  # noqa: BLE001  # it is raised again in the consumer
-                if isinstance(item, list):
-                    prefix.append(parts)
-                return prefix, _unsendable(y, error)
-            parts.append(y)
-        prefix.append(item)
-    return prefix, _unsendable(outputs, fault)
-
-
-def _unsendable(y: Any, error: Exception) -> WorkerError:
-    what = WorkerError(
-        f"an output of type {type(y).__name__} cannot be sent from a worker: {type(error).__name__}: {error}; "
-        "return arrays, tensors or other picklable objects"
-    )
-    what.__cause__ = error
-    return what
