@@ -7,6 +7,7 @@ the receiver; a peer that dies in the middle of a frame leaves an end of stream,
 
 from __future__ import annotations
 
+import copyreg
 import io
 import itertools
 import pickle
@@ -15,6 +16,7 @@ import struct
 import sys
 import traceback
 from collections import deque
+from functools import cache
 from typing import Any
 
 import cloudpickle
@@ -86,7 +88,9 @@ def _dumps(obj: Any, out_of_band: Any, buffers: list[memoryview]) -> bytes:
         if "torch" not in sys.modules:
             return pickle.dumps(obj, 5, buffer_callback=out_of_band)
         file = io.BytesIO()
-        _TensorPickler(file, 5, buffer_callback=out_of_band).dump(obj)
+        pickler = pickle.Pickler(file, 5, buffer_callback=out_of_band)
+        pickler.dispatch_table = _with_tensors()
+        pickler.dump(obj)
     except Exception:  # noqa: BLE001  # raised by the second attempt if it fails as well
         buffers.clear()
         file = io.BytesIO()
@@ -94,16 +98,17 @@ def _dumps(obj: Any, out_of_band: Any, buffers: list[memoryview]) -> bytes:
     return file.getvalue()
 
 
-class _TensorPickler(pickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:
-        """Send a tensor as an array, whose buffer goes out of band."""
-        reduced = reduced_tensor(obj)
-        return NotImplemented if reduced is None else reduced
+@cache
+def _with_tensors() -> dict[Any, Any]:
+    """Pickle's table of reducers with one for tensors: asked without a call into Python for each object."""
+    import torch  # imported already
+
+    return {**copyreg.dispatch_table, torch.Tensor: lambda t: reduced_tensor(t) or t.__reduce_ex__(5)}
 
 
 class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     def reducer_override(self, obj: Any) -> Any:
-        """See `_TensorPickler`."""
+        """Send a tensor as an array, whose buffer goes out of band."""
         reduced = reduced_tensor(obj)
         return super().reducer_override(obj) if reduced is None else reduced
 
