@@ -16,8 +16,8 @@ from pipes.pinning import pin
 from pipes.pipeline import Pipeline, pipe
 from pipes.sampling import sample
 from pipes.sharding import shard_by_rank, shard_by_worker
-from pipes.sources import Source, from_arrays, from_iterable, from_map
-from pipes.stage import Block, Elementwise, Stage
+from pipes.sources import from_arrays, from_iterable, from_map
+from pipes.stage import Block, Elementwise, Source, Stage
 
 __all__ = [
     "Block",

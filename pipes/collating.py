@@ -270,9 +270,12 @@ def _mappings(samples: list[Any], path: str, empty: Empty) -> Any:
 
 
 def _sequences(samples: list[Any], path: str, empty: Empty) -> Any:
-    _uniform(samples, path, "length", len, PAD)
-    fields = builtins.enumerate(builtins.zip(*samples, strict=True))
-    columns = [_collate(list(field), f"{path}[{i}]", empty) for i, field in fields]
+    try:
+        fields = list(builtins.zip(*samples, strict=True))
+    except ValueError:
+        _uniform(samples, path, "length", len, PAD)  # words the error
+        raise
+    columns = [_collate(list(field), f"{path}[{i}]", empty) for i, field in builtins.enumerate(fields)]
     return rebuilt(samples[0], tuple(columns) if isinstance(samples[0], tuple) else columns)
 
 

@@ -20,22 +20,20 @@ from typing import Any
 
 import numpy as np
 
+from pipes.combining import Joined, Repeated, Zipped
 from pipes.context import Context, Cursor, Pair
 from pipes.nodes import (
     ENDLESS,
     Blocks,
     Drawing,
     Indexed,
-    Joined,
     Node,
     Opaque,
     Origin,
     Positions,
-    Repeated,
     Segment,
     Step,
     Stepping,
-    Zipped,
     seeded,
     through,
 )
@@ -151,32 +149,36 @@ class ShippedHead(Head):
         inner: tuple[Step, ...] = (),
         size: int = 1,
         steps: tuple[Step, ...] = (),
+        skipped: int = 0,
     ) -> None:
         self.source, self.context, self.inner, self.size, self.steps = source, context, inner, size, steps
+        self.skipped = skipped
         self.user = any(stage.draws for stage, _ in (*inner, *steps))
-        self.n = None if source.n is None or steps else self._bound([], 0, source.n).n
+        known = source.n is not None and not steps
+        self.n = max(self._bound([], 0, source.n or 0).n - skipped, 0) if known else None
 
     def then(self, stage: Any, context: Context) -> ShippedHead:
         """Append a stage: inside the unit while every stage so far is positional, behind it afterwards."""
         step = (stage, context)
         if self.steps or not stage.exact:
-            return ShippedHead(self.source, self.context, self.inner, self.size, (*self.steps, step))
-        return ShippedHead(self.source, self.context, (*self.inner, step), self.size)
+            return ShippedHead(self.source, self.context, self.inner, self.size, (*self.steps, step), self.skipped)
+        return ShippedHead(self.source, self.context, (*self.inner, step), self.size, skipped=self.skipped)
 
     def batched(self, stage: Any, context: Context) -> ShippedHead:
-        """Append a `batch`: a unit grows by its size."""
+        """Append a `batch`, not behind skipped units (which may be no multiple of it): a unit grows by its size."""
         return ShippedHead(self.source, self.context, (*self.inner, (stage, context)), self.size * stage.size)
 
     def origin(self, k: int) -> Origin:
         """A unit is numbered by its first element."""
-        return super().origin(k) if self.steps else self.source.origin(k * self.size)
+        return super().origin(k) if self.steps else self.source.origin((k + self.skipped) * self.size)
 
     def payloads(self, begin: Cursor) -> Iterator[Unit]:
         """See `Head.payloads`; the cursor is (the stream's, the unit's number)."""
         upstream, unit = begin or (None, 0)
         pairs = self.source.run(upstream)
         while block := list(itertools.islice(pairs, self.size)):
-            yield unit, [x for x, _ in block], (upstream, unit)
+            if unit >= self.skipped:
+                yield unit, [x for x, _ in block], (upstream, unit)
             upstream, unit = block[-1][1], unit + 1
 
     def outputs(self, unit: int, payload: Payload) -> Iterator[Any]:
@@ -184,6 +186,14 @@ class ShippedHead(Head):
         seed = self.source.origin(unit * self.size) if self.user else None
         at_most_one = all(stage.keeps_index for stage, _ in self.steps)
         return seeded(self._lazily(unit, payload), self.context, seed, at_most_one=at_most_one)
+
+    def replays(self, cursor: Cursor) -> int:
+        """See `Node.replays`."""
+        return self.source.replays(cursor[0][0]) if cursor and cursor[0] else 0
+
+    def skipping(self, units: int) -> ShippedHead:
+        """Leave out units without computing them: their elements are drawn and not shipped."""
+        return ShippedHead(self.source, self.context, self.inner, self.size, skipped=self.skipped + units)
 
     def _bound(self, elements: list[Any], base: int, n: int | float) -> Indexed:
         """The positional stages over the shipped elements, as if they were the whole stream's."""

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from pipes.combining import Joined, Zipped
 from pipes.context import Context
 from pipes.errors import check_flag
-from pipes.nodes import ENDLESS, Indexed, Joined, Node, Origin, Positions, Zipped
+from pipes.nodes import ENDLESS, Indexed, Node, Origin, Positions
 from pipes.pipeline import Joint, Pipeline, pipe
 from pipes.values import value
 

@@ -10,7 +10,6 @@ import builtins
 import codecs
 import gzip
 import io
-import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import field
@@ -20,7 +19,7 @@ from typing import IO, Any
 from pipes.context import Context, Cursor, Pair
 from pipes.errors import check_choice
 from pipes.nodes import Node, Stepping
-from pipes.sources import Source
+from pipes.stage import Source
 from pipes.values import value
 
 UNIVERSAL = re.compile(rb"\r\n|\r|\n")
@@ -50,9 +49,9 @@ class from_lines(Source):
     newline: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        one = isinstance(self.paths, (str, os.PathLike))
+        one = isinstance(self.paths, str) or hasattr(self.paths, "__fspath__")
         paths = [self.paths] if one else list(self.paths)
-        object.__setattr__(self, "paths", tuple(os.fspath(path) for path in paths))
+        object.__setattr__(self, "paths", tuple(builtins.map(str, paths)))
         for path in self.paths:
             if not Path(path).exists():
                 raise FileNotFoundError(f"`paths` must be files, got {path!r}, which does not exist; check the folder")

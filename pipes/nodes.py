@@ -11,6 +11,7 @@ What workers can compute is in `heads`; what remains here is what the consumer (
 from __future__ import annotations
 
 import builtins
+import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,6 +49,10 @@ class Node:
     def run(self, cursor: Cursor = None) -> Iterator[Pair]:
         """Yield (element, cursor after it) from `cursor` on."""
         raise NotImplementedError(f"{type(self).__name__} must define run(cursor)")
+
+    def replays(self, cursor: Cursor) -> int:
+        """Return how many elements a run from `cursor` draws again and discards."""
+        return 0
 
 
 class Indexed(Node):
@@ -96,16 +101,27 @@ class Drawing(Node):
         self.factory, self.context, self.where, self.n = factory, context, where, n
 
     def run(self, cursor: Cursor = None) -> Iterator[Pair]:
-        """Replay and discard what the cursor counts, then go on."""
-        done = cursor or 0
-        k = 0
+        """Seek if the iterator can (by torchdata's protocol), else replay and discard; then go on."""
+        k, done = 0, cursor or 0
         try:
-            for k, x in builtins.enumerate(self.factory(self.context), 1):
+            elements = iter(self.factory(self.context))
+            if hasattr(elements, "load_state_dict") and hasattr(elements, "state_dict"):
+                if cursor is not None:
+                    k, state = cursor
+                    elements.load_state_dict(copy.deepcopy(state))
+                for k, x in builtins.enumerate(elements, k + 1):  # noqa: B020  # the count goes on
+                    yield x, (k, copy.deepcopy(elements.state_dict()))
+                return
+            for k, x in builtins.enumerate(elements, 1):
                 if k > done:
                     yield x, k
         except Exception as error:
             locate(error, self.where, k, "element")
             raise
+
+    def replays(self, cursor: Cursor) -> int:
+        """See `Node.replays`."""
+        return cursor if isinstance(cursor, int) else 0
 
 
 class Stepping(Node):
@@ -147,6 +163,10 @@ class Blocks(Node):
                 raise
             k, given = k + 1, 0
 
+    def replays(self, cursor: Cursor) -> int:
+        """See `Node.replays`."""
+        return self.up.replays(cursor[0]) if cursor else 0
+
 
 class Segment(Node):
     """A run of elementwise stages on a stream that is no head: one unit per input element."""
@@ -186,6 +206,10 @@ class Segment(Node):
                         yield y, (begin, k, j)
             begin, k, given = after, k + 1, 0
 
+    def replays(self, cursor: Cursor) -> int:
+        """See `Node.replays`."""
+        return self.up.replays(cursor[0]) if cursor else 0
+
 
 class Opaque(Node):
     """A user's callable from iterator to iterator: one block that is the whole stream."""
@@ -205,110 +229,9 @@ class Opaque(Node):
             locate(error, self.stage, k, "output")
             raise
 
-
-class Joined(Node):
-    """Streams one after the other."""
-
-    def __init__(self, parts: Sequence[Node], context: Context) -> None:
-        self.parts, self.context = parts, context
-        lengths = [part.n for part in parts]
-        self.n = None if None in lengths else sum(n for n in lengths if n is not None)
-
-    def run(self, cursor: Cursor = None) -> Iterator[Pair]:
-        """The cursor is (part, cursor in it)."""
-        first, inner = cursor or (0, None)
-        for i in builtins.range(first, len(self.parts)):
-            for y, after in self.parts[i].run(inner):
-                yield y, (i, after)
-            inner = None
-
-
-class Zipped(Node):
-    """Streams side by side."""
-
-    def __init__(self, parts: Sequence[Node], context: Context, *, strict: bool, where: object) -> None:
-        self.parts, self.context, self.strict, self.where = parts, context, strict, where
-        lengths = [part.n for part in parts]
-        self.n = None if None in lengths else min((n for n in lengths if n is not None), default=0)
-
-    def run(self, cursor: Cursor = None) -> Iterator[Pair]:
-        """The cursor is one cursor per part."""
-        cursors = cursor or [None] * len(self.parts)
-        runs = [part.run(c) for part, c in builtins.zip(self.parts, cursors)]
-        for k in itertools.count():
-            pairs = []
-            for i, run in builtins.enumerate(runs):
-                pair = next(run, None)
-                if pair is None and self.strict:
-                    self._check_all_ended(runs, i, k)
-                if pair is None:
-                    return
-                pairs.append(pair)
-            if not pairs:
-                return
-            yield tuple(x for x, _ in pairs), tuple(c for _, c in pairs)
-
-    def _check_all_ended(self, runs: Sequence[Iterator[Pair]], ended: int, k: int) -> None:
-        longer = 0 if ended else next((i for i, run in builtins.enumerate(runs[1:], 1) if next(run, None)), None)
-        if longer is not None:
-            raise ValueError(
-                f"{self.where!r}: part {ended} ended after {k} elements and part {longer} did not; "
-                "pass strict=False to stop with the shortest"
-            )
-
-
-class Repeated(Node):
-    """A stream under one epoch after another."""
-
-    def __init__(self, repetition: Callable[[int], Node], times: int | float, context: Context, where: object) -> None:
-        self.repetition, self.times, self.context, self.where = repetition, times, context, where
-        self.first = repetition(0)
-        n = self.first.n
-        self.n = None if n is None else n * times if n else 0
-        self.user = self.first.user
-
-    def run(self, cursor: Cursor = None) -> Iterator[Pair]:
-        """The cursor is (repetition, cursor in it)."""
-        r, inner = cursor or (0, None)
-        while r < self.times:
-            empty = inner is None
-            for y, after in self.repetition(r).run(inner):
-                empty = False
-                yield y, (r, after)
-            if empty and self.times == ENDLESS:
-                raise ValueError(f"{self.where!r}: repetition {r} of an endless repeat is empty, which would never end")
-            r, inner = r + 1, None
-
-
-class Merged(Node):
-    """Shards in fixed rotation; a finished shard leaves it."""
-
-    DONE = "done"
-
-    def __init__(self, nodes: Sequence[Node], context: Context) -> None:
-        self.nodes, self.context = nodes, context
-        lengths = [node.n for node in nodes]
-        self.n = None if None in lengths else sum(n for n in lengths if n is not None)
-
-    def run(self, cursor: Cursor = None) -> Iterator[Pair]:
-        """The cursor is (whose turn, one cursor per shard)."""
-        turn, given = cursor or (0, [None] * len(self.nodes))
-        cursors: list[Cursor] = list(given)
-        if self.context.runner is not None:
-            runs = self.context.runner.shards(self, cursors)
-        else:
-            runs = [iter(()) if c == self.DONE else node.run(c) for node, c in builtins.zip(self.nodes, cursors)]
-        while any(c != self.DONE for c in cursors):
-            s, turn = turn, (turn + 1) % len(self.nodes)
-            if cursors[s] == self.DONE:
-                continue
-            with info.in_shard(s, len(self.nodes)):
-                pair = next(runs[s], None)
-            if pair is None:
-                cursors[s] = self.DONE
-            else:
-                y, cursors[s] = pair
-                yield y, (turn, tuple(cursors))
+    def replays(self, cursor: Cursor) -> int:
+        """See `Node.replays`."""
+        return cursor or 0
 
 
 def through(steps: Sequence[Step], x: Any, key: tuple[int, ...]) -> Iterator[Any]:

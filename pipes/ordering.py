@@ -15,9 +15,11 @@ import numpy as np
 
 from pipes import seeds
 from pipes.columns import Columns, joined
+from pipes.combining import Repeated
 from pipes.context import Context
 from pipes.errors import StageError, check_size
-from pipes.nodes import ENDLESS, Indexed, Node, Positions, Repeated
+from pipes.heads import ShippedHead
+from pipes.nodes import ENDLESS, Indexed, Node, Positions
 from pipes.stage import Block, Stage, Upstream
 from pipes.values import value
 
@@ -126,7 +128,8 @@ class skip(Block):
     >>> list(skip(2)("abc")), list(skip(5)("abc"))
     (['c'], [])
 
-    Keeps random access, where it costs nothing; a stream is drawn and discarded. Holds nothing.
+    Keeps random access, where it costs nothing; a stream is drawn and discarded, without what `map` and `collate` would
+    do to it. Holds nothing.
     """
 
     size: int
@@ -149,6 +152,13 @@ class skip(Block):
     def first_input(self, k: int, context: Context) -> int:
         """See `Block.first_input`."""
         return k + self.size
+
+    def bind(self, upstream: Upstream, context: Context) -> Node:
+        """See `Stage.bind`: what user functions would compute only to be left out is not computed."""
+        node = upstream(context)
+        if isinstance(node, ShippedHead) and not node.steps:
+            return node.skipping(self.size)
+        return super().bind(lambda _: node, context)
 
 
 @value

@@ -15,15 +15,16 @@ from dataclasses import field, replace
 from functools import cached_property
 from typing import Any
 
+from pipes.combining import Merged
 from pipes.context import Context, Cursor, Pair
 from pipes.errors import check_size
 from pipes.heads import Head, PositionHead
 from pipes.isolation import Kept
-from pipes.nodes import ENDLESS, Indexed, Length, Merged, Node, Segment, delivered, seeded, through
+from pipes.nodes import ENDLESS, Indexed, Length, Node, Segment, delivered, seeded, through
 from pipes.ordering import skip, take
 from pipes.sharding import shard_by_worker
-from pipes.sources import Source, as_source
-from pipes.stage import Stage, as_stage
+from pipes.sources import as_source
+from pipes.stage import Source, Stage, as_stage
 from pipes.values import Value, value
 
 

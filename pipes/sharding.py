@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from pipes.context import Context
-from pipes.errors import check_choice, check_size
-from pipes.nodes import ENDLESS, Node, Positions
+from pipes.errors import check_choice, check_flag, check_size
+from pipes.nodes import ENDLESS, Indexed, Node, Positions
 from pipes.stage import Block, Upstream
 from pipes.values import value
 
@@ -89,15 +89,20 @@ class shard_by_rank(Block):
     `rank` and `world_size` default to what torchrun puts in the environment (RANK, WORLD_SIZE; else 0 of 1), read when
     the stage is made. Where the length is no multiple of `world_size`, "keep" gives the first ranks one element more,
     "drop" leaves the incomplete last round out, "pad" fills it with elements of that round, so that every rank has the
-    same number. Keeps random access, and an element draws what it draws in the whole. Holds `world_size` elements.
+    same number. With `mask` elements are (element, valid), and `valid` is False for those repeated, so that an
+    evaluation counts no sample twice. Keeps random access, and an element draws what it draws in the whole. Holds
+    `world_size` elements.
     """
 
     rank: int | None = None
     world_size: int | None = None
     uneven: str = field(default="keep", kw_only=True)
+    mask: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         check_choice("uneven", self.uneven, ("keep", "drop", "pad"))
+        if check_flag("mask", self.mask) and self.uneven != "pad":
+            raise ValueError(f'`mask` marks what uneven="pad" repeats, got uneven={self.uneven!r}; leave mask out')
         world_size = _environment("WORLD_SIZE", 1) if self.world_size is None else self.world_size
         rank = _environment("RANK", 0) if self.rank is None else self.rank
         size = check_size("world_size", world_size)
@@ -124,9 +129,26 @@ class shard_by_rank(Block):
         """See `Block.outputs`."""
         rank, world_size = self._world
         if len(block) == self.cut(k, context):
-            return [block[rank if self.uneven == "drop" else -1]]
+            return self._marked(block[rank if self.uneven == "drop" else -1], valid=True)
         last_round = block[world_size - 1 - rank if k else 0 :]
-        return [last_round[rank % len(last_round)]] if last_round and self.uneven == "pad" else []
+        repeats = last_round and self.uneven == "pad"
+        return self._marked(last_round[rank % len(last_round)], valid=False) if repeats else []
+
+    def _marked(self, x: Any, *, valid: bool) -> list[Any]:
+        return [(x, valid)] if self.mask else [x]
+
+    def indexed(self, node: Indexed, context: Context) -> Node:
+        """See `Block.indexed`."""
+        plain = super().indexed(node, context)
+        if not self.mask or not isinstance(plain, Indexed):
+            return plain
+        n, (rank, world_size) = node.n, self._world
+
+        def fetch(positions: Positions) -> list[Any]:
+            valid = (positions * world_size + rank < n).tolist()
+            return list(zip(plain.fetch(positions), valid, strict=True))
+
+        return Indexed(plain.n, fetch, context, user=plain.user, origin=plain.origin)
 
     def length(self, n: int | float, context: Context) -> int | float:
         """See `Block.length`."""

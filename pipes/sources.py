@@ -18,22 +18,10 @@ from pipes.context import Context
 from pipes.errors import StageError, call_each
 from pipes.nodes import Drawing, Indexed, Node, OneShot, Positions
 from pipes.packed import Packed
-from pipes.stage import Stage, takes_rng
-from pipes.values import Value, show, value
+from pipes.stage import Source, Stage, takes_rng
+from pipes.values import show, value
 
 PLAIN = (list, tuple, dict, str, bytes, range, np.ndarray, Packed)
-
-
-class Source(Value):
-    """Base of all sources: `bind(context)` returns the node that reads it."""
-
-    def bind(self, context: Context) -> Node:
-        """Return the node that reads this source."""
-        raise NotImplementedError(f"{type(self).__name__} must define bind(context)")
-
-    def holds(self) -> str:
-        """Say what the source holds in memory."""
-        return "what it was given"
 
 
 @value

@@ -29,6 +29,18 @@ type Upstream = Callable[[Context], Node]
 type Origins = Callable[[int], tuple[int, ...]]
 
 
+class Source(Value):
+    """Base of all sources: `bind(context)` returns the node that reads it."""
+
+    def bind(self, context: Context) -> Node:
+        """Return the node that reads this source."""
+        raise NotImplementedError(f"{type(self).__name__} must define bind(context)")
+
+    def holds(self) -> str:
+        """Say what the source holds in memory."""
+        return "what it was given"
+
+
 class Stage(Value):
     """Base of all stages; subclass one of the kinds instead, as a frozen dataclass."""
 
@@ -187,7 +199,9 @@ def node_of(iterable: Iterable[Any], context: Context, where: object) -> Node:
 
 def ship(node: Node, stage: Any, context: Context) -> Node | None:
     """Return the head with a `batch` inside its units, or None where the node is no such head."""
-    return node.batched(stage, context) if isinstance(node, ShippedHead) and not node.steps else None
+    return (
+        node.batched(stage, context) if isinstance(node, ShippedHead) and not node.steps and not node.skipped else None
+    )
 
 
 @value

@@ -17,7 +17,18 @@ from pipes import Order, Source, Stage
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "pipes"
 ROOMS = [str(p.relative_to(PACKAGE).with_suffix("")) for p in sorted(PACKAGE.rglob("*.py"))]
-STAGES = ["batching", "collating", "elements", "ordering", "orders", "pinning", "sampling", "sharding", "sources"]
+STAGES = [
+    "batching",
+    "collating",
+    "elements",
+    "lines",
+    "ordering",
+    "orders",
+    "pinning",
+    "sampling",
+    "sharding",
+    "sources",
+]
 
 # From low to high; a room may import only rooms on lower lines. Rooms of one line do not know each other.
 LEVELS = [
@@ -28,6 +39,7 @@ LEVELS = [
     ["context"],
     ["columns"],
     ["nodes"],
+    ["combining"],
     ["heads"],
     ["stage"],
     STAGES,

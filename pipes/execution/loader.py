@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import math
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -246,8 +247,18 @@ class Loader:
         self._epoch += 1
         self._turn += 1
         self._position = begin
+        if begin.cursor is not None:
+            self._tell_of_replay(begin)
         context = Context(self.seed, begin.epoch, globals=Kept(), runner=self._runner())
         return self._run(self._turn, context, begin)
+
+    def _tell_of_replay(self, begin: Position) -> None:
+        again = self.pipeline.bind(Context(self.seed, begin.epoch)).replays(begin.cursor)
+        if again:
+            warnings.warn(
+                f"resuming replays and discards {again} elements of {self.pipeline.source!r}, which cannot seek",
+                stacklevel=3,
+            )
 
     def _runner(self) -> Scheduler | None:
         return None if self._workers is None else self._workers.scheduler()

@@ -14,8 +14,7 @@ from pipes.heads import Head, PositionHead, ShippedHead, drawn_here
 from pipes.nodes import Drawing, Indexed, Node
 from pipes.pipeline import Pipeline
 from pipes.sampling import sample
-from pipes.sources import Source
-from pipes.stage import opaque
+from pipes.stage import Source, opaque
 from pipes.values import value
 
 

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipes.combining import Merged
 from pipes.context import Context, Cursor, Pair
 from pipes.errors import WorkerError, WorkerTimeoutError
 from pipes.execution.messages import Advance, Units, place_of
 from pipes.execution.pool import Answered, Died, Pool
 from pipes.heads import Head
-from pipes.nodes import Merged
 
 TASK_SECONDS = 1e-3
 MOST_IN_A_TASK = 1024

@@ -119,8 +119,10 @@ def main() -> None:
         alone, together = run(script, *size)
         print(f"{name:30} alone {alone:7.0f} MB, with workers {together:7.0f} MB: {together / alone:5.2f} x  {wanted}")
     before = run(FLAT, *size)
-    print(f"50 epochs: memory {before[0]:.0f} -> {before[3]:.0f} MB, descriptors {before[1]:.0f} -> {before[4]:.0f}, "
-          f"threads {before[2]:.0f} -> {before[5]:.0f}")
+    print(
+        f"50 epochs: memory {before[0]:.0f} -> {before[3]:.0f} MB, descriptors {before[1]:.0f} -> {before[4]:.0f}, "
+        f"threads {before[2]:.0f} -> {before[5]:.0f}"
+    )
 
 
 if __name__ == "__main__":
