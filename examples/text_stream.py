@@ -36,7 +36,7 @@ def main() -> None:
 
     with execute(pipeline, workers=args.workers, seed=1) as loader:
         counts = list(loader)
-        total = sum(counts, Counter())
+        total: Counter[str] = sum(counts, Counter())
         order = hashlib.sha256(json.dumps(counts).encode()).hexdigest()[:16]
         print(f"{len(files)} files, {len(counts)} batches, {total.total()} words; their order is {order}")
         print(", ".join(f"{word} {count}" for word, count in total.most_common(8)))

@@ -221,10 +221,10 @@ class _Server:
 
 
 def _end_server(owner: int, sock: socket.socket, process: subprocess.Popen[bytes], watched: int) -> None:
-    """Let a server go, at the latest when the interpreter exits; in a fork of its owner, only forget it."""
-    sock.close()
-    os.close(watched)
+    """Let a server go, at the latest when the interpreter exits; a fork of its owner has closed its copies already."""
     if owner == os.getpid():
+        sock.close()
+        os.close(watched)
         process.wait()
 
 

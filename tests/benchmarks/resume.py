@@ -8,6 +8,7 @@ Random access is measured beside torchdata's StatefulDataLoader where that is in
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import itertools
 import statistics
@@ -22,7 +23,20 @@ from typing import Any
 import numpy as np
 from workloads import Rows
 
-from pipes import batch, collate, execute, from_lines, from_map, map, pipe, sample, shuffled
+from pipes import (
+    batch,
+    collate,
+    enumerate,
+    execute,
+    filter,
+    from_iterable,
+    from_lines,
+    from_map,
+    map,
+    pipe,
+    sample,
+    shuffled,
+)
 from pipes.context import Context
 from pipes.heads import Head, PositionHead
 from pipes.nodes import Indexed
@@ -107,11 +121,11 @@ def bench_random_access(samples: int, runs: int) -> None:
 
 def stateful_dataloader(dataset: Samples, cut: int, workers: int, runs: int) -> list[float]:
     """Return the same two times of torchdata's loader."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
+    stateful = importlib.import_module("torchdata.stateful_dataloader")
 
     def made() -> Any:
         context = "fork" if workers else None
-        return StatefulDataLoader(
+        return stateful.StatefulDataLoader(
             dataset, BATCH, shuffle=True, num_workers=workers, collate_fn=np.stack, multiprocessing_context=context
         )
 
@@ -158,43 +172,33 @@ def bench_tracking(runs: int) -> None:
     """Compare runs with cursors and without, and with a loader around them and without."""
     size = 200_000
     print("what it costs to know where one stands")
-    tiny = pipe(range(size), map(same)), pipe(iter_range(size), map(same))
-    heads = {"random access": head_of(pipe(tiny[0], filter_all())), "stream": head_of(tiny[1])}
-    for name, head in heads.items():
-        without, cursors = medians(runs, lambda: drain(untracked(head)), lambda: drain(head.run()))  # noqa: B023
-        cost = (cursors - without) / size * 1e6
-        report(f"  {name}: a cursor for each element", cost, "us", "<= 0.2", met=cost <= 0.2)
-    for name, pipeline in zip(heads, tiny, strict=True):
+    elements = pipe(range(size), map(same), filter(always))
+    head = head_of(elements)
+    without, cursors = medians(runs, lambda: drain(untracked(head)), lambda: drain(head.run()))
+    cost = (cursors - without) / size * 1e6
+    report("  random access: a cursor for each element", cost, "us", "<= 0.2", met=cost <= 0.2)
+    stream = pipe(from_iterable(range(size)), enumerate())
+    for name, pipeline in {"random access": elements, "stream": stream}.items():
         loader = execute(pipeline, backend="serial")
         plain, kept = medians(runs, lambda: drain(pipeline), lambda: drain(loader))  # noqa: B023
         cost = (kept - plain) / size * 1e6
         report(f"  {name}: a loader that keeps the last cursor", cost, "us", "<= 0.2", met=cost <= 0.2)
     rows = pipe(from_map(Rows()), batch(64), collate(to="numpy"))
     outputs = len(rows)
-    head = head_of(rows)
+    of_rows = head_of(rows)
     loader = execute(rows, backend="serial")
-    without, cursors, kept = medians(
-        runs, lambda: drain(untracked(head)), lambda: drain(head.run()), lambda: drain(loader)
+    without, cursors, plain, kept = medians(
+        runs,
+        lambda: drain(untracked(of_rows)),
+        lambda: drain(of_rows.run()),
+        lambda: drain(rows),
+        lambda: drain(loader),
     )
-    share = (cursors - without) / without * 100
-    report("  tiny rows 64x16: cursors, of the time of a serial run", share, "%", "< 2", met=share < 2)
-    share = (kept - without) / without * 100
-    report("  tiny rows 64x16: all that a loader adds, of a serial run", share, "%")
-    report("  tiny rows 64x16: a batch", without / outputs * 1e6, "us")
+    share = (cursors - without + kept - plain) / plain * 100
+    report("  tiny rows 64x16: cursors and loader, of the time of a serial run", share, "%", "< 2", met=share < 2)
+    report("  tiny rows 64x16: a batch", plain / outputs * 1e6, "us")
     (saving,) = medians(runs, lambda: [loader.state_dict() for _ in range(1000)])
     report("  state_dict()", saving / 1000 * 1e6, "us")
-
-
-def iter_range(size: int) -> Any:
-    from pipes import from_iterable
-
-    return from_iterable(range(size))
-
-
-def filter_all() -> Any:
-    from pipes import filter as keep
-
-    return keep(always)
 
 
 def always(_: Any) -> bool:
