@@ -22,13 +22,13 @@ GLOBAL_BATCH = 32
 STEPS_ON_TWO = 20
 
 
-def load(world_size: int, workers: int = 0) -> Loader:
+def load(world_size: int) -> Loader:
     """Return this rank's share of the shuffled digits, numbered, in its share of the global batch."""
     images, labels = load_digits(return_X_y=True)
     digits = pipe(from_arrays((images / 16).astype(np.float32), labels.astype(np.int64)), enumerate())
     share = shard_by_rank(uneven="drop")  # rank and world size are what torchrun put in the environment
     pipeline = pipe(digits, sample(shuffled()), share, batch(GLOBAL_BATCH // world_size), collate())
-    return execute(pipeline, workers=workers)
+    return execute(pipeline)
 
 
 def train(loader: Loader, model: torch.nn.Module, steps: int) -> list[list[int]]:
@@ -54,7 +54,7 @@ def network() -> torch.nn.Module:
 def rank(folder: Path) -> None:
     """Be one of the ranks: train with the others, and let rank 0 save the job."""
     dist.init_process_group("gloo")
-    loader, model = load(dist.get_world_size(), workers=1), network()
+    loader, model = load(dist.get_world_size()), network()
     seen = train(loader, torch.nn.parallel.DistributedDataParallel(model), STEPS_ON_TWO)
     of_all: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(of_all, seen)

@@ -22,7 +22,7 @@ from pipes.errors import call_each, check_callable, check_choice
 from pipes.nodes import Indexed, Positions
 from pipes.stage import Elementwise, Origins
 from pipes.structures import rebuilt
-from pipes.values import show, value
+from pipes.values import is_tensor, show, value
 
 type Empty = Callable[..., np.ndarray[Any, Any]]
 type Collator = Callable[[list[Any]], Any]
@@ -305,7 +305,7 @@ _RULES: dict[str, Callable[[list[Any], str, Empty], Any]] = {
 
 def _converted(batch: Any, leaf: Callable[[Any, str], Any], path: str = "") -> Any:
     """Convert every array and tensor of a batch, in the structure that `_collate` built."""
-    if isinstance(batch, np.ndarray) or (hasattr(batch, "dtype") and hasattr(batch, "stride")):
+    if isinstance(batch, np.ndarray) or (is_tensor(batch)):
         return leaf(batch, path)
     if isinstance(batch, Mapping):
         return rebuilt(batch, {k: _converted(v, leaf, f"{path}[{k!r}]") for k, v in batch.items()})

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipes.values import Value, value
+from pipes.values import Value, is_tensor, value
 
 
 @value
@@ -60,11 +60,6 @@ def gather(array: Any, positions: npt.NDArray[np.int64]) -> Any:
     import torch  # a column that is no array is a tensor, so torch is imported already
 
     return array.index_select(0, torch.from_numpy(positions))  # no threads, which array[positions] wakes
-
-
-def is_tensor(x: Any) -> bool:
-    """Tell whether `x` is a torch tensor, without importing torch."""
-    return any(cls.__module__ == "torch" and cls.__name__ == "Tensor" for cls in type(x).__mro__)
 
 
 def stacks(array: Any) -> bool:

@@ -59,6 +59,11 @@ class Context:
         """The 128 bits that key every draw of this stage in this run."""
         return seeds.derive(self.seed, self.epoch, self.shard, self.path, self.name)
 
+    @cached_property
+    def unit_key(self) -> seeds.Key:
+        """What keys the numbers of a run of positions: the same under every name."""
+        return self.at(name="unit").key if self.name != "unit" else self.key
+
     def at(self, **changes: Any) -> Context:
         """Return this context with some parts changed."""
         return dataclasses.replace(self, **changes)

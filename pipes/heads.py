@@ -13,7 +13,6 @@ outputs of a unit depend on (context, number, payload) only; outputs before a fa
 from __future__ import annotations
 
 import builtins
-import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -41,7 +40,7 @@ from pipes.nodes import (
 TOGETHER = 32
 
 type Payload = Any
-type Unit = tuple[int, Payload, Cursor]
+type Unit = tuple[int, Payload, Cursor, Cursor]
 
 
 class Head(Node):
@@ -50,7 +49,7 @@ class Head(Node):
     steps: tuple[Step, ...]
 
     def payloads(self, begin: Cursor) -> Iterator[Unit]:
-        """Yield (number, payload, cursor before it) of each unit from `begin` on."""
+        """Yield (number, payload, cursor before it, cursor behind it) of each unit from `begin` on."""
         raise NotImplementedError(f"{type(self).__name__} must define payloads(begin)")
 
     def outputs(self, unit: int, payload: Payload) -> Iterator[Any]:
@@ -60,14 +59,21 @@ class Head(Node):
     def run(self, cursor: Cursor = None) -> Iterator[Pair]:
         """Run the units one after the other, here or wherever the context's runner does."""
         if self.context.runner is not None:
-            yield from self.context.runner.units(self, cursor)
-            return
+            return self.context.runner.units(self, cursor)
+        return self.run_here(cursor)
+
+    def run_here(self, cursor: Cursor = None) -> Iterator[Pair]:
+        """Run the units one after the other, in this process."""
         begin, given = cursor or (None, 0)
-        for unit, payload, before in self.payloads(begin):
+        for unit, payload, before, after in self.payloads(begin):
             for j, y in builtins.enumerate(self.outputs(unit, payload), 1):
                 if j > given:
-                    yield y, (before, j)
+                    yield y, self.cursor(before, after, j)
             given = 0
+
+    def cursor(self, before: Cursor, after: Cursor, j: int) -> Cursor:
+        """Return the cursor behind the j-th output of a unit; a unit of one output is not computed again."""
+        return (before, j) if self.steps else (after, 0)
 
     def then(self, stage: Any, context: Context) -> Node:
         """Return this head with one more elementwise stage."""
@@ -95,7 +101,7 @@ class PositionHead(Head):
         """See `Head.payloads`; the cursor is the unit's number."""
         unit = begin or 0
         while unit * self.size < self.units.n:
-            yield unit, None, unit
+            yield unit, None, unit, unit + 1
             unit += 1
 
     def outputs(self, unit: int, payload: Payload) -> Iterator[Any]:
@@ -131,8 +137,11 @@ class PositionHead(Head):
     def _elements(self, positions: Positions) -> Iterator[tuple[int, Any]]:
         """Fetch in bulk where nothing draws; else one by one, so that a fault changes no draw of what precedes it."""
         if not self.units.user:
-            with contextlib.suppress(Exception):  # raised again below, at the element that fails
+            try:
                 elements = self.units.fetch(positions)
+            except Exception:  # noqa: BLE001, S110  # raised again below, at the element that fails
+                pass
+            else:
                 yield from builtins.zip(positions.tolist(), elements, strict=True)
                 return
         for p in positions.tolist():
@@ -177,9 +186,10 @@ class ShippedHead(Head):
         upstream, unit = begin or (None, 0)
         pairs = self.source.run(upstream)
         while block := list(itertools.islice(pairs, self.size)):
+            before, upstream = upstream, block[-1][1]
             if unit >= self.skipped:
-                yield unit, [x for x, _ in block], (upstream, unit)
-            upstream, unit = block[-1][1], unit + 1
+                yield unit, [x for x, _ in block], (before, unit), (upstream, unit + 1)
+            unit += 1
 
     def outputs(self, unit: int, payload: Payload) -> Iterator[Any]:
         """See `Head.outputs`."""

@@ -29,6 +29,12 @@ class Unseeded:
     def restore(self) -> None:
         """Do nothing."""
 
+    def set_aside(self) -> Any:
+        """Begin anew inside what is under way, and return that."""
+
+    def take_up(self, aside: Any) -> None:
+        """Go on with what was set aside."""
+
 
 class Seeded(Unseeded):
     """Seed and never restore: for a process that has no caller, a worker."""
@@ -57,6 +63,16 @@ class Kept(Seeded):
         put_back, self._put_back = self._put_back, []
         for put in put_back:
             put()
+
+    def set_aside(self) -> Any:
+        """See `Unseeded.set_aside`."""
+        aside = self._own, self._put_back
+        self._own, self._put_back = None, []
+        return aside
+
+    def take_up(self, aside: Any) -> None:
+        """See `Unseeded.take_up`."""
+        self._own, self._put_back = aside
 
 
 @contextmanager

@@ -63,7 +63,7 @@ class _Join(Joint):
     @property
     def one_shot(self) -> bool:
         """Whether it can be run only once."""
-        return any(getattr(part.source, "one_shot", False) for part in self.parts)
+        return any(part.one_shot for part in self.parts)
 
     def holds(self) -> str:
         """See `Source.holds`."""
@@ -71,7 +71,7 @@ class _Join(Joint):
 
     def _nodes(self, context: Context, name: str) -> tuple[list[Node], list[Indexed]]:
         nodes = [
-            part.bind(context.at(path=(*context.path, (name, i)), name="", runner=None))
+            part.bind(context.at(path=(*context.path, (name, i)), name="", runner=None, deferred=""))
             for i, part in builtins.enumerate(self.parts)
         ]
         return nodes, [node for node in nodes if isinstance(node, Indexed)]

@@ -10,8 +10,7 @@ import builtins
 import codecs
 import gzip
 import io
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import field
 from pathlib import Path
 from typing import IO, Any
@@ -21,8 +20,6 @@ from pipes.errors import check_choice
 from pipes.nodes import Node, Stepping
 from pipes.stage import Source
 from pipes.values import value
-
-UNIVERSAL = re.compile(rb"\r\n|\r|\n")
 
 
 @value
@@ -37,10 +34,10 @@ class from_lines(Source):
     ['one\n', 'two']
 
     `paths` is a path or an iterable of paths; those that end in ".gz" are decompressed. Lines are what `open` gives for
-    `encoding`, `errors` and `newline`: by default an ending is kept, as "\n", and those are "\n", "\r" and "\r\n". A
-    `encoding`, `errors` and `newline`: by default an ending is kept, as "\n", and is "\n", "\r" or "\r\n" there. A
-    a note of file and line (counted from 1). A resume seeks; in a ".gz" it decompresses, and in UTF-16 or UTF-32, whose
-    line ends are no bytes, it reads again. Holds one line.
+    `encoding`, `errors` and `newline`: by default a line ends at "\n", "\r" or "\r\n", and keeps its end as "\n". A
+    missing file is a `FileNotFoundError` when the source is made; bytes that are no text are a `UnicodeDecodeError`
+    with a note of file and line (counted from 1). A resume seeks; in a ".gz" it decompresses, and in an encoding whose
+    line ends are not those of ASCII, such as UTF-16, it reads again. Holds one line, and 64 KB of the file.
     """
 
     paths: Any
@@ -55,10 +52,11 @@ class from_lines(Source):
         for path in self.paths:
             if not Path(path).exists():
                 raise FileNotFoundError(f"`paths` must be files, got {path!r}, which does not exist; check the folder")
-        try:
-            codecs.lookup(self.encoding)
-        except LookupError as error:
-            raise LookupError(f"`encoding` must be one that Python knows, got {self.encoding!r}") from error
+        for name, look_up in (("encoding", codecs.lookup), ("errors", codecs.lookup_error)):
+            try:
+                look_up(getattr(self, name))
+            except (LookupError, TypeError) as error:
+                raise type(error)(f"`{name}` must be one that Python knows, got {getattr(self, name)!r}") from error
         if self.newline is not None:
             check_choice("newline", self.newline, ("", "\n", "\r", "\r\n"))
 
@@ -85,10 +83,10 @@ class from_lines(Source):
             offset = count = 0
 
     def _of_file(self, path: str, offset: int, count: int) -> Iterator[tuple[str, int]]:
-        if codecs.lookup(self.encoding).name.startswith(("utf-16", "utf-32")):
-            yield from self._by_text(path, count)
-        else:
+        if _ends_lines_in_bytes(self.encoding):
             yield from self._by_bytes(path, offset)
+        else:
+            yield from self._by_text(path, count)
 
     def _by_text(self, path: str, count: int) -> Iterator[tuple[str, int]]:
         with _opened(path) as binary, io.TextIOWrapper(binary, self.encoding, self.errors, self.newline) as text:
@@ -106,46 +104,43 @@ class from_lines(Source):
                 line = raw.decode(encoding, self.errors)
                 if self.newline is None and line.endswith(("\r\n", "\r")):
                     line = line[: -2 if line.endswith("\r\n") else -1] + "\n"
-                yield line, mark + len(raw)
-                mark = 0
+                if line:  # else bytes that `errors` leaves out
+                    yield line, mark + len(raw)
+                mark = 0 if line else mark + len(raw)
 
     def _raw_lines(self, file: IO[bytes]) -> Iterator[bytes]:
         if self.newline == "\n":
             yield from file
-        elif self.newline in ("\r", "\r\n"):
-            yield from _split(file, re.compile(re.escape(self.newline.encode())))
-        else:
-            for raw in file:
-                if b"\r" in raw:  # rare: the file's own iteration splits at "\n"
-                    yield from _pieces(raw, UNIVERSAL)
-                else:
-                    yield raw
+            return
+        rest = b""
+        while chunk := file.read(CHUNK):
+            *whole, rest = self._split(rest + chunk)
+            yield from whole
+        *whole, rest = self._split(rest)
+        yield from whole
+        yield from [rest] if rest else []
+
+    def _split(self, data: bytes) -> list[bytes]:
+        """Cut behind each end of a line; the last piece may go on: it has no end, or one that a newline may follow."""
+        if self.newline:
+            end = self.newline.encode()
+            *whole, rest = data.split(end)
+            return [*(line + end for line in whole), rest]
+        lines = data.splitlines(keepends=True)  # of bytes: at "\n", "\r" and "\r\n" only
+        return [*lines, b""] if data.endswith(b"\n") else lines or [b""]
+
+
+CHUNK = 1 << 16
+
+
+def _ends_lines_in_bytes(encoding: str) -> bool:
+    """Whether a line's end is the same bytes as in ASCII, as in UTF-8 and not in UTF-16 or EBCDIC."""
+    name = codecs.lookup(encoding).name
+    stateful = name.startswith(("iso2022", "hz", "utf-7"))  # a line may depend on the one before
+    return name == "utf-8-sig" or (not stateful and "\r\n".encode(encoding) == b"\r\n")
 
 
 def _opened(path: str) -> IO[bytes]:
     opened: Any = gzip.open(path, "rb") if path.endswith(".gz") else Path(path).open("rb")  # noqa: SIM115
     binary: IO[bytes] = opened
     return binary
-
-
-def _pieces(raw: bytes, ends: re.Pattern[bytes]) -> Iterator[bytes]:
-    """Cut bytes behind each match."""
-    start = 0
-    for end in ends.finditer(raw):
-        yield raw[start : end.end()]
-        start = end.end()
-    if start < len(raw):
-        yield raw[start:]
-
-
-def _split(file: Iterable[bytes], ends: re.Pattern[bytes]) -> Iterator[bytes]:
-    """Cut a file behind each match, which may lie across two of its own lines."""
-    rest = b""
-    for raw in file:
-        *whole, rest = list(_pieces(rest + raw, ends)) or [b""]
-        yield from whole
-        if ends.search(rest):
-            yield rest
-            rest = b""
-    if rest:
-        yield rest

@@ -15,6 +15,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class Node:
 
     def origin(self, k: int) -> Origin:
         """Return what keys the draws of the k-th element: two words for the run of positions, and a number in it."""
-        return (*self.context.at(name="unit").key, k)
+        return (*self.context.unit_key, k)
 
     def run(self, cursor: Cursor = None) -> Iterator[Pair]:
         """Yield (element, cursor after it) from `cursor` on."""
@@ -77,15 +78,12 @@ class Indexed(Node):
         self.fetch, self.context, self.user = fetch, context, user
         self.columns, self.groups = columns, groups
         self._origin = origin
-        self._key: tuple[int, int] | None = None
 
     def origin(self, k: int) -> Origin:
         """See `Node.origin`; a stage that only moves positions asks the node below."""
         if self._origin is not None:
             return self._origin(k)
-        if self._key is None:
-            self._key = self.context.at(name="unit").key
-        return (*self._key, k)
+        return super().origin(k)
 
     def run(self, cursor: Cursor = None) -> Iterator[Pair]:
         """Run the positions in order, as the units of a head."""
@@ -155,9 +153,11 @@ class Blocks(Node):
         while block := list(itertools.islice(pairs, stage.cut(k, context))):
             before, begin = begin, block[-1][1]
             try:
-                for j, y in builtins.enumerate(stage.outputs(k, [x for x, _ in block], context), 1):
-                    if j > given:
-                        yield y, (before, k, j)
+                outputs = stage.outputs(k, [x for x, _ in block], context)
+                last = len(outputs) if isinstance(outputs, list) else -1
+                for j, y in builtins.enumerate(outputs, 1):
+                    if j > given:  # behind the last output of a block a resume need not draw it again
+                        yield y, (begin, k + 1, 0) if j == last else (before, k, j)
             except Exception as error:
                 locate(error, stage, k, "block")
                 raise
@@ -242,23 +242,31 @@ def through(steps: Sequence[Step], x: Any, key: tuple[int, ...]) -> Iterator[Any
     for i, (stage, context) in builtins.enumerate(steps):
         try:
             outputs = stage.apply(x, key, context)
-            if not stage.keeps_index:
-                yield from _many(iter(outputs), steps[i + 1 :], key)
-                return
+            many = None if stage.keeps_index or stage.exact else _outputs(stage, iter(outputs), key)
         except StopIteration as error:
             raise stopped(stage, key[2]) from error
         except Exception as error:
             locate(error, stage, key[2])
             raise
+        if many is not None:
+            for j, y in builtins.enumerate(many):
+                yield from through(steps[i + 1 :], y, (*key, j))
+            return
         if not outputs:
+            if stage.exact:
+                raise StageError(f"{stage!r} is exact and must give one output, got none at input position {key[2]}")
             return
         x = outputs[0]
     yield x
 
 
-def _many(outputs: Iterator[Any], rest: Sequence[Step], key: tuple[int, ...]) -> Iterator[Any]:
-    for j, y in builtins.enumerate(outputs):
-        yield from through(rest, y, (*key, j))
+def _outputs(stage: Any, outputs: Iterator[Any], key: tuple[int, ...]) -> Iterator[Any]:
+    """The outputs of one stage, with a note on what goes wrong in it, and not behind it."""
+    try:
+        yield from outputs
+    except Exception as error:
+        locate(error, stage, key[2])
+        raise
 
 
 def seeded(
@@ -278,6 +286,22 @@ def seeded(
         yield y
         if at_most_one:
             return
+
+
+@contextmanager
+def here(context: Context) -> Iterator[None]:
+    """Run user code for one output: it sees `worker_info`, and leaves the caller's global generators as they were.
+
+    What is under way in the same context is set aside: a function may look into the pipeline that it belongs to.
+    """
+    token = info.current.set(WorkerInfo(0, 0, context.seed, context.epoch))
+    aside = context.globals.set_aside()
+    try:
+        yield
+    finally:
+        info.current.reset(token)
+        context.globals.restore()
+        context.globals.take_up(aside)
 
 
 def delivered(pairs: Iterator[Pair], context: Context) -> Iterator[Pair]:

@@ -18,9 +18,9 @@ from typing import Any
 from pipes.combining import Merged
 from pipes.context import Context, Cursor, Pair
 from pipes.errors import check_size
-from pipes.heads import Head, PositionHead
+from pipes.heads import Head, PositionHead, drawn_here
 from pipes.isolation import Kept
-from pipes.nodes import ENDLESS, Indexed, Length, Node, Segment, delivered, seeded, through
+from pipes.nodes import ENDLESS, Indexed, Length, Node, Segment, delivered, here, seeded, through
 from pipes.ordering import skip, take
 from pipes.sharding import shard_by_worker
 from pipes.sources import as_source
@@ -106,20 +106,40 @@ class Pipeline(Value):
             return Merged(chains, context)
         return self._bind(context, size, self.bind)
 
-    def chain(self, context: Context) -> Node:
-        """Return one shard's chain, up to the merge; `context.shard` is its number."""
+    def chain(self, context: Context, size: int | None = None) -> Node:
+        """Return the first `size` stages (default: up to the merge) of one shard; `context.shard` is its number."""
 
         def bind(c: Context, size: int) -> Node:
             return self._bind(c, size, bind)
 
-        return bind(context, len(self.stages) if self.merge is None else self.merge)
+        return bind(context, (self.merge or len(self.stages)) if size is None else size)
 
     def _bind(self, context: Context, size: int, below: Callable[[Context, int], Node]) -> Node:
         if size == 0:
             return self.source.bind(context)
-        name = context.name
-        upstream = lambda c: below(c.at(name=name), size - 1)  # noqa: E731  # one use, named for the reader
-        return self.stages[size - 1].bind(upstream, context.at(name=self.names[size - 1]))
+        name, runner = context.name, context.runner
+
+        def upstream(c: Context) -> Node:
+            return below(c.at(name=name, runner=runner), size - 1)
+
+        here = None if runner is None or size > self.head_size else runner  # what comes behind the head runs here
+        return self.stages[size - 1].bind(upstream, context.at(name=self.names[size - 1], runner=here))
+
+    @cached_property
+    def head_size(self) -> int:
+        """How many stages workers compute, or the consumer draws for them; with shards, those before the merge."""
+        if self.merge is not None:
+            return self.merge
+        for size, stage in builtins.enumerate(self.stages):
+            node = self.bind(Context(), size + 1)
+            if stage.consumer or not (isinstance(node, (Indexed, Head)) or drawn_here(node)):
+                return size
+        return len(self.stages)
+
+    @property
+    def one_shot(self) -> bool:
+        """Whether it can be run only once: its source, or the order of a `sample`, is an iterator."""
+        return any(getattr(part, "one_shot", False) for part in (self.source, *self.stages))
 
     def run(self, context: Context, cursor: Cursor = None) -> Iterator[Pair]:
         """Run under a context, from a cursor; the caller's global generators are kept around each output."""
@@ -162,11 +182,8 @@ class Pipeline(Value):
             i += int(n)
         if i < 0 or (n is not None and i >= n):
             raise IndexError(f"index {index} is out of range for length {n} of {self!r}")
-        node = self._node
-        try:
-            return _element(node, i)
-        finally:
-            node.context.globals.restore()
+        with here(self._node.context):
+            return _element(self._node, i)
 
     def _slice(self, index: slice) -> Pipeline:
         start, stop, step = index.start or 0, index.stop, 1 if index.step is None else index.step
@@ -214,21 +231,14 @@ class Pipeline(Value):
         parts: tuple[Source | Stage, ...] = (self.source, *self.stages)
         for size, part in builtins.enumerate(parts):
             sharded = self.merge is not None and size <= self.merge
-            node = self.chain_prefix(context, size) if sharded else self.bind(context, size)
-            where = "shards, in workers" if sharded else "workers" if _in_workers(node) else "consumer"
+            node = self.chain(context.at(shard=0), size) if sharded else self.bind(context, size)
+            in_head = size <= self.head_size and not drawn_here(node)
+            where = "shards, in workers" if sharded else "workers" if in_head else "consumer"
             access = "random" if _has_random_access(node) else "stream"
             n = "unknown" if node.n is None else "endless" if node.n == ENDLESS else str(node.n)
             rows.append((repr(part), n, access, part.holds(), where))
         widths = [max(builtins.map(len, column)) for column in builtins.zip(*rows, strict=True)]
         return "\n".join("  ".join(c.ljust(w) for c, w in builtins.zip(r, widths, strict=True)).rstrip() for r in rows)
-
-    def chain_prefix(self, context: Context, size: int) -> Node:
-        """Return the first `size` stages of shard 0's chain."""
-
-        def bind(c: Context, n: int) -> Node:
-            return self._bind(c, n, bind)
-
-        return bind(context.at(shard=0), size)
 
 
 LINE = 100
@@ -254,10 +264,6 @@ def _numbered(pairs: Iterator[Pair]) -> Iterator[Pair]:
         if not any(note.endswith(f"position {k}") for note in getattr(error, "__notes__", ())):
             error.add_note(f"pipes: while computing output {k}, counted from where this run began")
         raise
-
-
-def _in_workers(node: Node) -> bool:
-    return isinstance(node, (Indexed, Head))
 
 
 def _has_random_access(node: Node) -> bool:

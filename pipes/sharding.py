@@ -121,18 +121,15 @@ class shard_by_rank(Block):
         return f"{self.world_size} elements"
 
     def cut(self, k: int, context: Context) -> int:
-        """See `Block.cut`: a whole round to know that it is one, else up to the rank's element of the round."""
-        rank, world_size = self._world
-        return world_size if k or self.uneven == "drop" else rank + 1
+        """See `Block.cut`: a round, the same for every rank, so that a state of one serves all."""
+        return self._world[1]
 
     def outputs(self, k: int, block: list[Any], context: Context) -> list[Any]:
         """See `Block.outputs`."""
         rank, world_size = self._world
-        if len(block) == self.cut(k, context):
-            return self._marked(block[rank if self.uneven == "drop" else -1], valid=True)
-        last_round = block[world_size - 1 - rank if k else 0 :]
-        repeats = last_round and self.uneven == "pad"
-        return self._marked(last_round[rank % len(last_round)], valid=False) if repeats else []
+        if rank < len(block) and (len(block) == world_size or self.uneven != "drop"):
+            return self._marked(block[rank], valid=True)
+        return self._marked(block[rank % len(block)], valid=False) if self.uneven == "pad" else []
 
     def _marked(self, x: Any, *, valid: bool) -> list[Any]:
         return [(x, valid)] if self.mask else [x]

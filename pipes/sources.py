@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from pipes.columns import Columns, is_tensor, stacks
+from pipes.columns import Columns, stacks
 from pipes.context import Context
 from pipes.errors import StageError, call_each
 from pipes.nodes import Drawing, Indexed, Node, OneShot, Positions
 from pipes.packed import Packed
 from pipes.stage import Source, Stage, takes_rng
-from pipes.values import show, value
+from pipes.values import is_tensor, show, value
 
 PLAIN = (list, tuple, dict, str, bytes, range, np.ndarray, Packed)
 

@@ -152,7 +152,7 @@ class Block(Stage):
 
         def origin(k: int) -> tuple[int, int, int]:
             first = self.first_input(k, context)
-            return (*context.at(name="unit").key, k) if first is None else node.origin(first)
+            return (*context.unit_key, k) if first is None else node.origin(first)
 
         columns = node.columns
         return Indexed(
@@ -167,7 +167,8 @@ class Block(Stage):
     def bind(self, upstream: Upstream, context: Context) -> Node:
         """See `Stage.bind`."""
         node = upstream(context)
-        return self.indexed(node, context) if isinstance(node, Indexed) else Blocks(node, self, context)
+        by_position = isinstance(node, Indexed) and not self.consumer
+        return self.indexed(node, context) if by_position else Blocks(node, self, context)  # type: ignore[arg-type]
 
     def __call__(self, iterable: Iterable[Any]) -> Iterator[Any]:
         """Run the stage alone, here, with seed 0."""

@@ -93,6 +93,11 @@ def _show_function(x: Any) -> str:
     return str(name)
 
 
+def is_tensor(x: Any) -> bool:
+    """Tell whether `x` is a torch tensor, without importing torch."""
+    return any(cls.__module__ == "torch" and cls.__name__ == "Tensor" for cls in type(x).__mro__)
+
+
 def same(a: Any, b: Any) -> bool:
     """Tell whether two values are equal; anything that cannot be compared is equal only to itself."""
     if a is b:
@@ -109,7 +114,7 @@ def same(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, functools.partial):
         return same((a.func, a.args, a.keywords), (b.func, b.args, b.keywords))
-    if hasattr(a, "equal") and hasattr(a, "dtype"):  # a tensor, whose `==` is elementwise
+    if is_tensor(a):
         return a.shape == b.shape and a.dtype == b.dtype and _same_tensor(a, b)
     try:
         return bool(a == b) or bool(a != a and b != b)  # NaN is NaN here

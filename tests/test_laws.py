@@ -26,7 +26,7 @@ def ahead_of(stage: p.Stage) -> int:
     """The bound that a stage's docstring states."""
     if isinstance(stage, p.shuffle_buffer):
         return stage.size
-    if isinstance(stage, p.shard_by_rank) and stage.uneven == "pad":  # which may pad with what it is about to see
+    if isinstance(stage, p.shard_by_rank):
         return stage.world_size or 0
     return 0
 

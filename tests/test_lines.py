@@ -84,6 +84,7 @@ def test_reading_can_be_cut_anywhere(case: tuple[str, str, list[bytes], dict[str
         check_pipeline(pipe(p.from_lines(paths, **options), *chosen))
 
 
+@settings(max_examples=settings().max_examples // 3)
 @given(
     st.lists(st.text(st.sampled_from("ab\r\n"), max_size=40), min_size=1, max_size=4),
     st.integers(0, 30),

@@ -262,6 +262,7 @@ def _serve(sock: socket.socket, consumer: int) -> None:
         kind, argument = pickle.loads(os.pread(carried, os.fstat(carried).st_size, 0))
         os.close(carried)
         if kind == "status":
+            _reap(statuses)
             socket.send_fds(sock, [pickle.dumps(statuses.pop(argument, None))], [])
             continue
         _fork_for(sock, argument, worker_fds)

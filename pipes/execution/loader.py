@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipes.context import Context
+from pipes.context import Context, Cursor
 from pipes.errors import check_callable, check_choice, check_flag, check_size
 from pipes.execution import launch
 from pipes.execution.plan import Plan, divide
@@ -170,7 +170,7 @@ class Loader:
         self._turn = 0
         self._closed = False
         self._running = False
-        self._position = Position(pipeline.epoch)
+        self._position: tuple[int, Cursor, int] = Position(pipeline.epoch)
         if self._workers is not None:
             weakref.finalize(self, self._workers.close)
 
@@ -208,7 +208,7 @@ class Loader:
             raise RuntimeError(
                 "a loader with ordered=False has no state: what was received is no prefix; use ordered=True"
             )
-        return saved(self.pipeline, self._position)
+        return saved(self.pipeline, Position(*self._position))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next `iter` go on from a state, under its seed and epoch."""
@@ -219,11 +219,12 @@ class Loader:
         if not self._options.ordered:
             raise RuntimeError("a loader with ordered=False cannot go on from a state; use ordered=True")
         seed, position = loaded(self.pipeline, state)
-        if position.cursor is not None and getattr(self.pipeline.source, "one_shot", False):
+        if position.cursor is not None and self.pipeline.one_shot:
             raise ValueError(
-                f"{self.pipeline.source!r} is a one-shot iterator, which cannot be replayed to go on from a state; "
-                "pass from_iterable a function that makes a fresh iterator"
+                f"{self.pipeline!r} holds a one-shot iterator, which cannot be replayed to go on from a state; "
+                "pass from_iterable a function that makes a fresh iterator, and sample a list"
             )
+        self._turn += 1  # an iterator that has not begun yet is of another state
         self.pipeline = self.pipeline.seeded(seed)
         self._epoch, self._position = position.epoch, position
 
@@ -243,30 +244,35 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         if self._closed:
             raise RuntimeError("this loader is closed; make a new one with execute(...)")
-        begin = self._position if self._position.epoch == self._epoch else Position(self._epoch)
-        self._epoch += 1
-        self._turn += 1
-        self._position = begin
+        begin = Position(*self._position) if self._position[0] == self._epoch else Position(self._epoch)
+        context = Context(self.seed, begin.epoch, globals=Kept(), runner=self._runner())
         if begin.cursor is not None:
             self._tell_of_replay(begin)
-        context = Context(self.seed, begin.epoch, globals=Kept(), runner=self._runner())
+        self._epoch += 1
+        self._turn += 1
+        self._running = False
+        self._position = begin
         return self._run(self._turn, context, begin)
 
     def _tell_of_replay(self, begin: Position) -> None:
         again = self.pipeline.bind(Context(self.seed, begin.epoch)).replays(begin.cursor)
         if again:
             warnings.warn(
-                f"resuming replays and discards {again} elements of {self.pipeline.source!r}, which cannot seek",
+                f"resuming replays and discards {again} elements of a stream that cannot seek",
                 stacklevel=3,
             )
 
     def _runner(self) -> Scheduler | None:
-        return None if self._workers is None else self._workers.scheduler()
+        if self._workers is None:
+            return None
+        scheduler = self._workers.scheduler()
+        scheduler.abandon()  # the run before, if it is still open
+        return scheduler
 
     def _run(self, turn: int, context: Context, begin: Position) -> Iterator[Any]:
-        outputs, owner = begin.outputs, os.getpid()
+        epoch, outputs, owner = begin.epoch, begin.outputs, os.getpid()
         pairs = self.pipeline.run(context, begin.cursor)
-        self._running = True
+        self._running = turn == self._turn
         try:
             while True:
                 if owner != os.getpid():
@@ -282,11 +288,15 @@ class Loader:
                     )
                 pair = next(pairs, None)
                 if pair is None:
-                    self._position = Position(context.epoch + 1)
+                    self._position = Position(epoch + 1)
                     return
                 outputs += 1
-                self._position = Position(context.epoch, pair[1], outputs)
+                self._position = epoch, pair[1], outputs  # once an output: a tuple, and no more
                 yield pair[0]
+        except BaseException as error:
+            if self._workers is not None and not isinstance(error, (Exception, GeneratorExit)):
+                self._workers.close()  # Ctrl-C may have come in the middle of a message
+            raise
         finally:
             self._running = self._running and turn != self._turn
             pairs.close()  # type: ignore[attr-defined]  # a generator

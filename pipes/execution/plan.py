@@ -41,23 +41,11 @@ def divide(pipeline: Pipeline) -> Plan:
     if pipeline.merge is not None:
         part = replace(pipeline, stages=pipeline.stages[: pipeline.merge])
         return Plan(part, by_shard=True, deferred=_last(part))
-    size = head_size(pipeline)
-    part = replace(pipeline, stages=pipeline.stages[:size])
+    part = replace(pipeline, stages=pipeline.stages[: pipeline.head_size])
     node = part.bind(Context())
     if drawn_here(node):
         return Plan(None)
     return Plan(_without_what_is_drawn(part) if isinstance(node, ShippedHead) else part, deferred=_last(part))
-
-
-def head_size(pipeline: Pipeline) -> int:
-    """Return how many stages the head takes in, or the consumer draws before it."""
-    size = 0
-    for stage in pipeline.stages:
-        node = pipeline.bind(Context(), size + 1)
-        if stage.consumer or not (isinstance(node, (Indexed, Head)) or drawn_here(node)):
-            break
-        size += 1
-    return size
 
 
 def _last(part: Pipeline) -> str:

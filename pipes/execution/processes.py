@@ -7,7 +7,6 @@ process and no descriptor left; nothing here blocks on a write.
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import select
@@ -28,7 +27,7 @@ from pipes.execution.messages import Task
 from pipes.execution.plan import Plan
 from pipes.execution.pool import Answered, Died, Event
 from pipes.execution.shipment import Shipment, freeze, introduce
-from pipes.execution.waiting import readable
+from pipes.execution.waiting import milliseconds, readable
 
 GRACE = 1.0
 STACK_WAIT = 2.0
@@ -175,7 +174,7 @@ class ProcessPool:
 
     def wait(self, timeout: float | None) -> list[Event]:
         """See `Pool.wait`."""
-        ready = self._poll.poll(None if timeout is None else math.ceil(timeout * 1000))
+        ready = self._poll.poll(milliseconds(timeout))
         events: list[Event] = []
         for number in sorted({self._owners[fd] for fd, _ in ready}):
             link = self._links[number]

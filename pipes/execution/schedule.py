@@ -19,7 +19,7 @@ from pipes.context import Context, Cursor, Pair
 from pipes.errors import WorkerError, WorkerTimeoutError
 from pipes.execution.messages import Advance, Units, place_of
 from pipes.execution.pool import Answered, Died, Pool
-from pipes.heads import Head
+from pipes.heads import Head, Unit
 
 TASK_SECONDS = 1e-3
 MOST_IN_A_TASK = 1024
@@ -41,7 +41,7 @@ class Options:
 @dataclass(eq=False)
 class _Task:
     number: int
-    units: list[tuple[int, Any, Cursor]]
+    units: list[Unit]
     worker: int = -1
     deaths: int = 0
     answer: Answered | None = None
@@ -54,19 +54,36 @@ class _Task:
 
 
 class Scheduler:
-    """Run heads and shards on a pool: the `Runner` that a context carries."""
+    """Run heads and shards on a pool: the `Runner` that a context carries. One run at a time has the workers."""
 
     def __init__(self, pool: Pool, options: Options) -> None:
         self._pool, self._options = pool, options
         self._runs = itertools.count()
+        self._running: _UnitRun | _ShardRun | None = None
+
+    def abandon(self) -> None:
+        """End the run that has the workers: nobody wants its results."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.abandon()
 
     def units(self, head: Head, cursor: Cursor) -> Iterator[Pair]:
-        """See `Runner.units`."""
-        return _UnitRun(self._pool, self._options, next(self._runs), head).pairs(cursor)
+        """See `Runner.units`; a stage that runs what is before it twice at once computes the second run itself."""
+        if self._running is not None:
+            yield from head.run_here(cursor)
+            return
+        self._running = run = _UnitRun(self._pool, self._options, next(self._runs), head)
+        try:
+            yield from run.pairs(cursor)
+        finally:
+            run.abandon()
+            if self._running is run:
+                self._running = None
 
     def shards(self, merge: Merged, cursors: Sequence[Cursor]) -> list[Iterator[Pair]]:
         """See `Runner.shards`."""
-        run = _ShardRun(self._pool, self._options, next(self._runs), merge.context)
+        self.abandon()
+        self._running = run = _ShardRun(self._pool, self._options, next(self._runs), merge.context)
         return run.iterators(cursors)
 
 
@@ -107,29 +124,26 @@ class _UnitRun:
         begin, given = cursor or (None, 0)
         self.source = self.head.payloads(begin)
         few = self.options.prefetch * self.pool.size
-        try:
-            while True:
-                self._deal(few)
-                if not self.tasks:
-                    break
-                task = self._next_answered(few)
-                self.tasks.remove(task)
-                self._take_events(0.0)
-                self._deal(few)
-                yield from self._delivered(task, given)
-                given = 0
-            if self.failure is not None:
-                raise self.failure
-        finally:
-            self._abandon()
+        while True:
+            self._deal(few)
+            if not self.tasks:
+                break
+            task = self._next_answered(few)
+            self.tasks.remove(task)
+            self._take_events(0.0)
+            self._deal(few)
+            yield from self._delivered(task, given)
+            given = 0
+        if self.failure is not None:
+            raise self.failure
 
     def _delivered(self, task: _Task, given: int) -> Iterator[Pair]:
         answer = task.answer
         if answer is None:
             raise task.failure or TypeError("a task was delivered before it was done; this is a fault of pipes")
         left = deque(
-            (body, (before, j))
-            for (_, _, before), bodies in zip(task.units, answer.outputs)
+            (body, self.head.cursor(before, after, j))
+            for (_, _, before, after), bodies in zip(task.units, answer.outputs)
             for j, body in enumerate(bodies, 1)
         )
         try:
@@ -164,7 +178,7 @@ class _UnitRun:
             if isinstance(event, Died):
                 self._redo(event)
             elif event.run != self.run:
-                _discard(event, [body for bodies in event.outputs for body in bodies])
+                _discard(event, itertools.chain.from_iterable(event.outputs))
             else:
                 task = self.at[event.worker].popleft()  # a worker answers in order
                 task.answer = event
@@ -183,17 +197,17 @@ class _UnitRun:
                 return
             task.worker = worker
             self.at[worker].append(task)
-            units = [(unit, payload) for unit, payload, _ in task.units]
+            units = [(unit, payload) for unit, payload, *_ in task.units]
             self.pool.send(worker, Units(self.run, task.number, self.place, units))
 
     def _drawn(self) -> _Task | None:
         """Draw the units of one more task from the source, which only the consumer ever reads."""
         if self.exhausted:
             return None
-        units: list[tuple[int, Any, Cursor]] = []
+        units: list[Unit] = []
         try:
-            for unit, payload, before in itertools.islice(self.source, self.size.units):
-                units.append((unit, self._packed(unit, payload), before))  # what came before an exception is kept
+            for unit, payload, *cursors in itertools.islice(self.source, self.size.units):
+                units.append((unit, self._packed(unit, payload), *cursors))  # what came before an exception is kept
         except Exception as error:  # noqa: BLE001  # raised behind everything that was drawn before it
             self.failure, self.exhausted = error, True
         if len(units) < self.size.units:
@@ -227,10 +241,7 @@ class _UnitRun:
             blamed, *innocent = lost
             blamed.deaths += 1
             if blamed.deaths > self.options.restarts:
-                blamed.failure = WorkerError(
-                    f"{death.how}, as {self.options.restarts} others did on the same task: {self._named(blamed)}; "
-                    "run that part with workers=0 to see why"
-                )
+                blamed.failure = _deadly(death, self._named(blamed), self.options)
                 lost = innocent
             elif len(blamed.units) > 1:
                 lost = [*self._split(blamed), *innocent]
@@ -249,16 +260,22 @@ class _UnitRun:
     def _stuck(self, task: _Task) -> WorkerTimeoutError:
         return _timeout_error(self.pool, self.options, task.worker, self._named(task))
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """Let go of results that nobody wants; a newer run makes the workers skip what is left."""
-        for task in self.tasks:
-            if task.answer is not None:
-                _discard(task.answer, [body for bodies in task.answer.outputs for body in bodies])
+        while self.tasks:
+            answer = self.tasks.popleft().answer
+            if answer is not None:
+                _discard(answer, itertools.chain.from_iterable(answer.outputs))
 
 
 def _discard(answer: Answered, bodies: Iterable[Any]) -> None:
     for body in bodies:
         answer.discard(body)
+
+
+def _deadly(death: Died, what: str, options: Options) -> WorkerError:
+    others = f", as {options.restarts} before it did" if options.restarts else ""
+    return WorkerError(f"{death.how} on {what}{others}; run that part with workers=0 to see why")
 
 
 class _Deadline:
@@ -314,14 +331,14 @@ class _ShardRun:
             self._ask(shard)
         return [self._outputs(self.shards[s]) if s in self.shards else iter(()) for s in range(len(cursors))]
 
-    def _outputs(self, shard: _Shard) -> Iterator[Pair]:
-        try:
-            yield from self._received(shard)
-        finally:
-            for answer, body, _ in shard.received:
+    def abandon(self) -> None:
+        """See `_UnitRun.abandon`."""
+        for shard in self.shards.values():
+            while shard.received:
+                answer, body, _ = shard.received.popleft()
                 answer.discard(body)
 
-    def _received(self, shard: _Shard) -> Iterator[Pair]:
+    def _outputs(self, shard: _Shard) -> Iterator[Pair]:
         while True:
             deadline = _Deadline(self.options.timeout)
             while not shard.received and not shard.ended:
@@ -376,12 +393,10 @@ class _ShardRun:
         self.under_way[death.worker].clear()
         if blamed is not None:
             blamed.deaths += 1
+            blamed.size = _Size()  # asked output by output, what precedes the deadly one is delivered
             if blamed.deaths > self.options.restarts:
                 blamed.ended = True
-                blamed.error = WorkerError(
-                    f"{death.how}, as {self.options.restarts} others did on the same task: shard {blamed.number} after "
-                    f"cursor {blamed.cursor!r}; run it with workers=0 to see why"
-                )
+                blamed.error = _deadly(death, f"shard {blamed.number} after cursor {blamed.cursor!r}", self.options)
         for shard in self.shards.values():
             if shard.worker == death.worker and not shard.ended:
                 shard.asked.clear()

@@ -24,6 +24,7 @@ import cloudpickle
 import numpy as np
 
 from pipes.packed import LONG, Packed, worth_packing
+from pipes.values import is_tensor
 
 BIG = 1 << 12
 PAGE = mmap.PAGESIZE
@@ -65,10 +66,9 @@ def share(array: Any) -> Any:
     Without it an array in a pipeline is copied once, for all workers together; with it never. The mapping is private: a
     write is seen by the process that makes it. Writes of this process after `share` do not reach workers.
     """
-    if type(array).__module__ == "torch" or hasattr(array, "numpy"):
-        import torch  # the array is a tensor, so torch is imported already
-
-        return torch.from_numpy(share(array.detach().numpy()))
+    if is_tensor(array) and (reduced := reduced_tensor(array)) is not None:
+        rebuild, (raw, *rest) = reduced
+        return rebuild(share(raw), *rest)
     plain = np.ascontiguousarray(array)
     if plain.dtype.hasobject:
         raise TypeError(f"`array` must hold numbers, got dtype {plain.dtype}; objects cannot be shared")
@@ -142,7 +142,7 @@ class _Freezer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
     def persistent_id(self, obj: Any) -> Any:
         """Name what does not travel in the pickle."""
-        if isinstance(obj, np.ndarray) and type(obj) is not np.memmap:
+        if type(obj) is np.ndarray:
             return self._by_descriptor(obj)
         if type(obj) is list and len(obj) >= LONG:
             return self._packed_list(obj)

@@ -8,26 +8,30 @@ are no part of it where a batch behind `shard_by_rank` makes a share of a global
 
 from __future__ import annotations
 
+import builtins
 import functools
 import json
 import types
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
 
 from pipes.batching import batch
 from pipes.context import Cursor
 from pipes.errors import check_size
+from pipes.lines import from_lines
 from pipes.pipeline import Pipeline
 from pipes.sharding import shard_by_rank
 from pipes.stage import Elementwise, Stage
-from pipes.values import Value
+from pipes.values import Value, same
 
 VERSION = 1
+SHOWN = 16
+LONG = 64
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """Where a run stands: in which epoch, behind how many outputs, and at what cursor (None at its beginning)."""
 
     epoch: int
@@ -37,19 +41,40 @@ class Position:
 
 def saved(pipeline: Pipeline, position: Position) -> dict[str, Any]:
     """Return the state of a run; lists for tuples, as JSON has them."""
-    return {
+    try:
+        cursor = json.loads(json.dumps(position.cursor))
+    except TypeError as error:
+        raise TypeError(f"the state of an iterator of {pipeline.source!r} cannot be saved as JSON: {error}") from error
+    if not same(_listed(position.cursor), cursor):
+        raise ValueError(
+            f"the state of an iterator must survive JSON, got {position.cursor!r}, which comes back as {cursor!r}; "
+            "let its state_dict() use str keys, lists and numbers"
+        )
+    state = {
         "version": VERSION,
         "seed": pipeline.seed,
         "epoch": position.epoch,
         "outputs": position.outputs,
-        "cursor": json.loads(json.dumps(position.cursor)),
+        "cursor": cursor,
         "fingerprint": fingerprint(pipeline),
     }
+    return {**state, "checksum": _checksum(state)}
+
+
+def _checksum(state: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps({k: v for k, v in state.items() if k != "checksum"}, sort_keys=True).encode())
+
+
+def _listed(x: Any) -> Any:
+    """The same with lists for tuples."""
+    if isinstance(x, (list, tuple)):
+        return [_listed(y) for y in x]
+    return {k: _listed(v) for k, v in x.items()} if isinstance(x, dict) else x
 
 
 def loaded(pipeline: Pipeline, state: Any) -> tuple[int, Position]:
     """Return the seed and the position of a state, if it is this pipeline's."""
-    keys = {"version", "seed", "epoch", "outputs", "cursor", "fingerprint"}
+    keys = {"version", "seed", "epoch", "outputs", "cursor", "fingerprint", "checksum"}
     if not isinstance(state, dict) or not keys <= state.keys():
         missing = sorted(keys - state.keys()) if isinstance(state, dict) else type(state).__name__
         raise ValueError(f"a state must be what state_dict() returned, got one that is corrupt or cut short: {missing}")
@@ -57,6 +82,8 @@ def loaded(pipeline: Pipeline, state: Any) -> tuple[int, Position]:
         raise ValueError(
             f"a state must be of version {VERSION}, got {state['version']!r}; load it with the pipes it is of"
         )
+    if state["checksum"] != _checksum(state):
+        raise ValueError("a state must be what state_dict() returned, got one whose checksum differs: it is corrupt")
     _check_fingerprint(fingerprint(pipeline), state["fingerprint"])
     outputs = check_size("outputs", state["outputs"], least=0)
     return state["seed"], Position(check_size("epoch", state["epoch"], least=0), state["cursor"], outputs)
@@ -105,15 +132,19 @@ def _is_batched(behind: Sequence[Stage]) -> bool:
 def _described(x: Any) -> str:
     if isinstance(x, Pipeline):
         return f"[{', '.join(fingerprint(x))}]"
+    if isinstance(x, from_lines):  # by their number: a folder may have moved
+        return f"from_lines({len(x.paths)} files, encoding={x.encoding!r}, newline={x.newline!r})"
     if isinstance(x, Value):
         named: list[str] = [f.name for f in fields(x)] if is_dataclass(x) else []
         return f"{type(x).__name__}({', '.join(f'{n}={_described(getattr(x, n))}' for n in named)})"
     if isinstance(x, functools.partial):
-        return f"partial({_described(x.func)}, {_described(x.args)}, {_described(x.keywords)})"
+        return f"partial({_described(x.func)}, {_described(x.args)}, {_described(tuple(sorted(x.keywords.items())))})"
     if isinstance(x, (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
         return f"{x.__module__}.{x.__qualname__}"
+    if isinstance(x, str) and len(x) > LONG:
+        return f"str[{len(x)}]"
     if isinstance(x, (int, float, str, type(None))):
         return repr(x)
-    if isinstance(x, tuple):
-        return f"({', '.join(map(_described, x))})"
+    if isinstance(x, tuple) and len(x) <= SHOWN:
+        return f"({', '.join(builtins.map(_described, x))})"
     return type(x).__name__ + (f"[{len(x)}]" if hasattr(x, "__len__") else "")

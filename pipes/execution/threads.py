@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -35,27 +36,31 @@ class ThreadPool:
         self._tasks: list[queue.SimpleQueue[Task | None]] = [queue.SimpleQueue() for _ in range(size)]
         self._newest = -1
         self._failure: BaseException | None = None  # of a thread that has ended: raised for good
+        self._computers = [
+            Computer(plan, number, size, seeding=Unseeded(), collect=_as_it_is, unpack=_as_it_is)
+            for number in range(size)
+        ]
         self._threads = [
-            threading.Thread(target=self._work, args=(plan, number, init), name=f"pipes-worker-{number}", daemon=True)
+            threading.Thread(target=self._work, args=(number, init), name=f"pipes-worker-{number}", daemon=True)
             for number in range(size)
         ]
         for thread in self._threads:
             thread.start()
 
-    def _work(self, plan: Plan, number: int, init: Callable[[int], None] | None) -> None:
+    def _work(self, number: int, init: Callable[[int], None] | None) -> None:
         try:
             if init is not None:
                 init(number)
-            computer = Computer(plan, number, self.size, seeding=Unseeded(), collect=_as_it_is, unpack=_as_it_is)
             while (task := self._tasks[number].get()) is not None:
                 if task.run == self._newest:  # else of a run that was abandoned
-                    self._done.put((number, computer.answer(task)))
+                    self._done.put((number, self._computers[number].answer(task)))
         except BaseException as error:  # noqa: BLE001  # a thread's end would otherwise go unnoticed
             self._done.put((number, error))
 
     def send(self, worker: int, task: Task) -> None:
-        """See `Pool.send`."""
+        """See `Pool.send`. Nodes are bound here: an order that is a callable may draw, which this thread undoes."""
         self._newest = task.run
+        self._computers[worker].prepare(task)
         self._tasks[worker].put(task)
 
     def wait(self, timeout: float | None) -> list[Event]:
@@ -102,7 +107,9 @@ class ThreadPool:
 
     def close(self) -> None:
         """See `Pool.close`; a thread that user code holds longer than a second is left to end by itself."""
+        self._newest = -1  # what is queued is skipped
         for tasks in self._tasks:
             tasks.put(None)
+        deadline = time.monotonic() + GRACE
         for thread in self._threads:
-            thread.join(GRACE)
+            thread.join(max(0.0, deadline - time.monotonic()))

@@ -58,7 +58,15 @@ class Computer:
         if empty is not None:
             self._context = self._context.at(empty=empty)
         self._head = lru_cache(maxsize=4)(self._bound_head)
-        self._chains: dict[int, tuple[int, Iterator[Pair]]] = {}
+        self._chains: dict[int, Iterator[Pair]] = {}
+        self._chains_of = -1
+
+    def prepare(self, task: Task) -> None:
+        """Bind what a task will run, without running any of it."""
+        if isinstance(task, Units):
+            self._head(task.place)
+        elif task.fresh:
+            self._start_chain(task)
 
     def answer(self, task: Task) -> Reply:
         """Compute a task, up to the first error in it."""
@@ -103,6 +111,12 @@ class Computer:
             of_unit.extend(self._collected(y, f"unit {unit}") for y in ys)  # what came before an exception is kept
         return False
 
+    def _start_chain(self, task: Advance) -> None:
+        if self._plan.part is None:
+            raise TypeError("a plan without a part has no shards; this is a fault of pipes")
+        node = self._plan.part.chain(self._place(task.place).at(shard=task.shard))
+        self._chains[task.shard] = node.run(task.cursor)
+
     def _collected(self, y: Any, where: str) -> Any:
         try:
             return self._collect(y)
@@ -113,13 +127,11 @@ class Computer:
             ) from error
 
     def _advance(self, task: Advance, outputs: list[Any]) -> bool:
-        run, chain = self._chains.get(task.shard, (-1, iter(())))
-        if task.fresh or run != task.run:
-            if self._plan.part is None:
-                raise TypeError("a plan without a part has no shards; this is a fault of pipes")
-            node = self._plan.part.chain(self._place(task.place).at(shard=task.shard))
-            chain = node.run(task.cursor)
-            self._chains[task.shard] = task.run, chain
+        if self._chains_of != task.run:  # what an abandoned run left open is let go
+            self._chains, self._chains_of = {}, task.run
+        if task.fresh:
+            self._start_chain(task)
+        chain = self._chains[task.shard]
         for _ in builtins.range(task.count):
             pair = next(chain, None)
             if pair is None:
