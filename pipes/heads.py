@@ -151,6 +151,8 @@ class PositionHead(Head):
 class ShippedHead(Head):
     """Units of elements that the consumer draws and ships, so that no stream is ever read twice."""
 
+    ENDED = "end"
+
     def __init__(
         self,
         source: Node,
@@ -184,9 +186,12 @@ class ShippedHead(Head):
     def payloads(self, begin: Cursor) -> Iterator[Unit]:
         """See `Head.payloads`; the cursor is (the stream's, the unit's number)."""
         upstream, unit = begin or (None, 0)
+        if upstream == self.ENDED:
+            return
         pairs = self.source.run(upstream)
         while block := list(itertools.islice(pairs, self.size)):
-            before, upstream = upstream, block[-1][1]
+            short = len(block) < self.size  # and so the last, also for a rank that has one element more
+            before, upstream = upstream, self.ENDED if short else block[-1][1]
             if unit >= self.skipped:
                 yield unit, [x for x, _ in block], (before, unit), (upstream, unit + 1)
             unit += 1
@@ -199,7 +204,8 @@ class ShippedHead(Head):
 
     def replays(self, cursor: Cursor) -> int:
         """See `Node.replays`."""
-        return self.source.replays(cursor[0][0]) if cursor and cursor[0] else 0
+        begin = cursor[0] if cursor else None
+        return self.source.replays(begin[0]) if begin and begin[0] != self.ENDED else 0
 
     def skipping(self, units: int) -> ShippedHead:
         """Leave out units without computing them: their elements are drawn and not shipped."""

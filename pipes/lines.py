@@ -37,7 +37,7 @@ class from_lines(Source):
     `encoding`, `errors` and `newline`: by default a line ends at "\n", "\r" or "\r\n", and keeps its end as "\n". A
     missing file is a `FileNotFoundError` when the source is made; bytes that are no text are a `UnicodeDecodeError`
     with a note of file and line (counted from 1). A resume seeks; in a ".gz" it decompresses, and in an encoding whose
-    line ends are not those of ASCII, such as UTF-16, it reads again. Holds one line, and 64 KB of the file.
+    line ends are not those of ASCII, such as UTF-16, it reads again. Holds one line, and 8 KB of the file.
     """
 
     paths: Any
@@ -130,7 +130,7 @@ class from_lines(Source):
         return [*lines, b""] if data.endswith(b"\n") else lines or [b""]
 
 
-CHUNK = 1 << 16
+CHUNK = 1 << 13
 
 
 def _ends_lines_in_bytes(encoding: str) -> bool:

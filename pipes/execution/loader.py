@@ -18,10 +18,11 @@ from typing import Any
 from pipes.context import Context, Cursor
 from pipes.errors import check_callable, check_choice, check_flag, check_size
 from pipes.execution import launch
+from pipes.execution.dealing import Options
 from pipes.execution.plan import Plan, divide
 from pipes.execution.pool import Pool
 from pipes.execution.processes import ProcessPool
-from pipes.execution.schedule import Options, Scheduler
+from pipes.execution.schedule import Scheduler
 from pipes.execution.state import Position, loaded, saved
 from pipes.execution.threads import ThreadPool
 from pipes.isolation import Kept
@@ -258,7 +259,7 @@ class Loader:
         again = self.pipeline.bind(Context(self.seed, begin.epoch)).replays(begin.cursor)
         if again:
             warnings.warn(
-                f"resuming replays and discards {again} elements of a stream that cannot seek",
+                f"resuming replays and discards {again} elements that come from {self.pipeline.source!r}",
                 stacklevel=3,
             )
 
