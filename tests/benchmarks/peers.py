@@ -36,7 +36,7 @@ def peers_of(dataset: Any, batch_size: int, workers: int) -> dict[str, Callable[
 def _dataloader_rs(dataset: Any, batch_size: int, workers: int) -> Callable[[], Iterable[Any]]:
     import dataloader_rs
 
-    class Wrapped(dataloader_rs.PyDataset):  # type: ignore[misc, name-defined]  # it has no types
+    class Wrapped(dataloader_rs.PyDataset):  # type: ignore[misc]  # it has no types
         def __len__(self) -> int:
             return len(dataset)
 

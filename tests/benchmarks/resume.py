@@ -147,7 +147,7 @@ def stateful_dataloader(dataset: Samples, cut: int, workers: int, runs: int) -> 
 
 def untracked(head: Head) -> Iterator[Any]:
     """Run a head as `Head.run` does, without cursors."""
-    for unit, payload, _ in head.payloads(None):
+    for unit, payload, *_ in head.payloads(None):
         yield from head.outputs(unit, payload)
 
 
