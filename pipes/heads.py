@@ -75,6 +75,11 @@ class Head(Node):
         """Return the cursor behind the j-th output of a unit; a unit of one output is not computed again."""
         return (before, j) if self.steps else (after, 0)
 
+    @property
+    def is_long(self) -> bool:
+        """Whether a unit may have any number of outputs, even without an end."""
+        return not all(stage.keeps_index for stage, _ in self.steps)
+
     def then(self, stage: Any, context: Context) -> Node:
         """Return this head with one more elementwise stage."""
         raise NotImplementedError(f"{type(self).__name__} must define then(stage, context)")

@@ -326,13 +326,13 @@ class OneShot:
         self._iterator: Iterator[Any] | None = iterator
         self._name = type(iterator).__name__
 
-    def take(self, where: object) -> Iterator[Any]:
+    def take(self, where: object, advice: str = "from_iterable(lambda: ...)") -> Iterator[Any]:
         """Return the iterator, the first time."""
         iterator, self._iterator = self._iterator, None
         if iterator is None:
             raise StageError(
                 f"{where!r} is a one-shot iterator and was run already; a second run would be empty, "
-                "so pass a function that makes a fresh iterator: from_iterable(lambda: ...)"
+                f"so pass a function that makes a fresh iterator: {advice}"
             )
         return iterator
 

@@ -87,7 +87,7 @@ class sample(Stage):
                 order.set_epoch(context.epoch)
             key = context.at(name=f"{context.name}:order").key
             context.globals.seed(*key, 0)
-            indices = iter(order.take(self) if isinstance(order, OneShot) else order)
+            indices = iter(order.take(self, "sample(lambda n: ...)") if isinstance(order, OneShot) else order)
             return _seeded_draws(indices, context, key)
 
         return Drawing(draw, context, self, length_hint(order))

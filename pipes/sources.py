@@ -76,7 +76,7 @@ class from_map(Source):
         def get(keys: list[Any], positions: Positions) -> list[Any]:
             try:
                 return call_each(dataset.__getitem__, keys, self, positions)
-            except LookupError as error:
+            except IndexError as error:
                 error.add_note(f"pipes: the dataset's length is said to be {len(dataset)}; does its __len__ lie?")
                 raise
 

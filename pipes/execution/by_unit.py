@@ -22,6 +22,7 @@ class _Task:
     units: list[Unit]
     worker: int = -1
     deaths: int = 0
+    given: int = 0  # outputs of the first unit that were received before, in another part of the answer
     answer: Answered | None = None
     failure: WorkerError | None = None  # of a task that kills its workers, raised when its turn comes
 
@@ -60,13 +61,26 @@ class UnitRun:
             if not self.tasks:
                 break
             task = self._next_answered(few)
-            self.tasks.remove(task)
+            self._replace(task)
             self._take_events(0.0)
             self._deal(few)
             yield from self._delivered(task, given)
-            given = 0
+            given = max(0, given - sum(map(len, task.answer.outputs))) if task.answer else 0
         if self.failure is not None:
             raise self.failure
+
+    def _replace(self, task: _Task) -> None:
+        """Take a task out; where its answer was a part, put the rest in its place, for the worker that has it open."""
+        place = self.tasks.index(task)
+        del self.tasks[place]
+        answer = task.answer
+        if answer is None or answer.ended or answer.error() is not None:
+            return
+        done = len(answer.outputs)
+        given = len(answer.outputs[-1]) + (task.given if done == 1 else 0)
+        rest = _Task(next(self.numbers), task.units[done - 1 :], worker=task.worker, given=given)
+        self.tasks.insert(place, rest)
+        self._send(rest, task.worker)
 
     def _delivered(self, task: _Task, given: int) -> Iterator[Pair]:
         answer = task.answer
@@ -74,8 +88,8 @@ class UnitRun:
             raise task.failure or TypeError("a task was delivered before it was done; this is a fault of pipes")
         left = deque(
             (body, self.head.cursor(before, after, j))
-            for (_, _, before, after), bodies in zip(task.units, answer.outputs)
-            for j, body in enumerate(bodies, 1)
+            for i, ((_, _, before, after), bodies) in enumerate(zip(task.units, answer.outputs))
+            for j, body in enumerate(bodies, 1 if i else task.given + 1)
         )
         try:
             while left:
@@ -126,10 +140,13 @@ class UnitRun:
             task = self.again.popleft() if self.again else self._drawn() if len(self.tasks) < limit else None
             if task is None:
                 return
-            task.worker = worker
-            self.at[worker].append(task)
-            units = [(unit, payload) for unit, payload, *_ in task.units]
-            self.pool.send(worker, Units(self.run, task.number, self.place, units))
+            self._send(task, worker)
+
+    def _send(self, task: _Task, worker: int) -> None:
+        task.worker = worker
+        self.at[worker].append(task)
+        units = [(unit, payload) for unit, payload, *_ in task.units]
+        self.pool.send(worker, Units(self.run, task.number, self.place, units, task.given))
 
     def _drawn(self) -> _Task | None:
         """Draw the units of one more task from the source, which only the consumer ever reads."""
@@ -180,6 +197,7 @@ class UnitRun:
 
     def _split(self, task: _Task) -> list[_Task]:
         parts = [_Task(next(self.numbers), [unit], deaths=task.deaths) for unit in task.units]
+        parts[0].given = task.given
         place = self.tasks.index(task)
         self.tasks = deque([*list(self.tasks)[:place], *parts, *list(self.tasks)[place + 1 :]])
         return parts

@@ -12,6 +12,7 @@ process's alone.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import pickle
 import signal
@@ -30,6 +31,7 @@ from pipes.execution.waiting import readable
 
 METHODS = ("forkserver", "spawn", "fork")
 REQUEST = 1 << 17
+GRACE = 1.0
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 BOOT = "import sys; sys.path[:] = {path!r}; from pipes.execution import launch; launch.{entry}({fds!r})"
 
@@ -164,9 +166,11 @@ class _Server:
         self.owner = os.getpid()
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pidfd = os.pidfd_open(self.owner)
-        self._process = _interpreter("serve", [theirs.fileno(), pidfd])
-        os.close(pidfd)
-        theirs.close()
+        try:
+            self._process = _interpreter("serve", [theirs.fileno(), pidfd])
+        finally:
+            os.close(pidfd)
+            theirs.close()
         self._watched = os.pidfd_open(self._process.pid)
         self._lock = threading.Lock()
         self._asking = False  # stays True if Ctrl-C comes between a question and its answer
@@ -185,7 +189,7 @@ class _Server:
 
     def fork(self, fds: list[int], modules: tuple[str, ...]) -> Child:
         """Return a new child, which runs the worker on `fds`."""
-        setup = (sys.path, sys.argv[:1], os.getcwd(), dict(os.environ), modules)
+        setup = (sys.path, sys.argv[:1], _folder(), dict(os.environ), modules)
         answer, received = self._ask(("fork", setup), fds)
         return Child(answer, received[0], lambda: self._status(answer), ours=False)
 
@@ -202,9 +206,9 @@ class _Server:
             return self._answer(request, fds)
 
     def _answer(self, request: Any, fds: list[int]) -> tuple[Any, list[int]]:
-        self._asking = True
         body = pickle.dumps(request, 5)
         carried = os.memfd_create("pipes-request", os.MFD_CLOEXEC)  # an environment may exceed a packet
+        self._asking = True
         try:
             os.write(carried, body)
             socket.send_fds(self._sock, [b"?"], [carried, *fds])
@@ -215,7 +219,10 @@ class _Server:
             socket.recv_fds(self._sock, REQUEST, 1) if self._sock.fileno() in ready else (b"", [], 0, 0)
         )
         if not data:
-            raise ChildProcessError(f"the fork server ended with code {self._process.wait()}")
+            raise ChildProcessError(
+                f"the fork server ended with code {self._process.wait()}, perhaps by a module that it imported for the "
+                'workers; try start_method="spawn"'
+            )
         self._asking = False
         return pickle.loads(data), received
 
@@ -225,7 +232,18 @@ def _end_server(owner: int, sock: socket.socket, process: subprocess.Popen[bytes
     if owner == os.getpid():
         sock.close()
         os.close(watched)
-        process.wait()
+        try:
+            process.wait(GRACE)
+        except subprocess.TimeoutExpired:  # stuck, in an import say
+            process.kill()
+            process.wait()
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # a folder that was removed since
+        return "/"
 
 
 _SERVERS: list[_Server] = []
@@ -244,12 +262,12 @@ def _server() -> _Server:
 def serve(fds: list[int]) -> None:
     """Fork a worker per request, until the consumer is gone."""
     ignore_interrupts()
-    with socket.socket(fileno=fds[0]) as sock:
+    with socket.socket(fileno=fds[0]) as sock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         _serve(sock, fds[1])
 
 
 def _serve(sock: socket.socket, consumer: int) -> None:
-    statuses: dict[int, int] = {}
+    statuses: dict[int, int | None] = {}  # of our children: None while one lives
     signal.signal(signal.SIGCHLD, lambda *_: _reap(statuses))
 
     while True:
@@ -265,15 +283,25 @@ def _serve(sock: socket.socket, consumer: int) -> None:
             _reap(statuses)
             socket.send_fds(sock, [pickle.dumps(statuses.pop(argument, None))], [])
             continue
-        _fork_for(sock, argument, worker_fds)
+        _fork_for(sock, argument, worker_fds, statuses)
 
 
-def _fork_for(sock: socket.socket, setup: Any, worker_fds: list[int]) -> None:
+def _preload(module: str) -> None:
+    """Import a module of the installation: one of the user's own may change while this server lives."""
+    found = importlib.util.find_spec(module)
+    origin = found.origin if found is not None else None
+    if origin is None or not os.path.exists(origin) or "site-packages" in origin or origin.startswith(sys.base_prefix):
+        importlib.import_module(module)
+
+
+def _fork_for(sock: socket.socket, setup: Any, worker_fds: list[int], statuses: dict[int, int | None]) -> None:
     path, argv, folder, environment, modules = setup
     sys.path[:] = path
+    os.environ.clear()
+    os.environ.update({**ONE_THREAD, **environment})
     for module in modules:
-        with contextlib.suppress(Exception):  # the worker meets the error where it needs the module
-            __import__(module)
+        with contextlib.suppress(BaseException):  # the worker meets the error where it needs the module
+            _preload(module)
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # else it may be reaped before its pidfd
     pid = os.fork()
     if pid == 0:
@@ -281,9 +309,8 @@ def _fork_for(sock: socket.socket, setup: Any, worker_fds: list[int]) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
         sock.close()
         sys.argv[:] = argv
-        os.environ.clear()
-        os.environ.update({**ONE_THREAD, **environment})
         _run_child(worker_fds, lambda fds: _work_in(folder, fds))
+    statuses[pid] = None
     pidfd = os.pidfd_open(pid)
     signal.pthread_sigmask(signal.SIG_SETMASK, previous)
     socket.send_fds(sock, [pickle.dumps(pid)], [pidfd])
@@ -297,10 +324,10 @@ def _work_in(folder: str, fds: list[int]) -> None:
     work(fds)
 
 
-def _reap(statuses: dict[int, int]) -> None:
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                return
-            statuses[pid] = os.waitstatus_to_exitcode(status)
+def _reap(statuses: dict[int, int | None]) -> None:
+    """Take the statuses of our workers, and of no process that an imported module waits for itself."""
+    for pid in [pid for pid, status in statuses.items() if status is None]:
+        with contextlib.suppress(ChildProcessError):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                statuses[pid] = os.waitstatus_to_exitcode(status)

@@ -58,8 +58,9 @@ def execute(
     `seed`, `epoch`: those of the run; by default the pipeline's own (0). `backend`: "process", "thread" (for code that
     releases the GIL; there only draws through `rng` are reproducible) or "serial". `prefetch`: tasks computed ahead per
     worker. `ordered=False` yields outputs as they are ready. `start_method`: "forkserver" (the default), "spawn" or
-    "fork". `timeout`: seconds to wait for one result. `worker_init(number)` runs in each worker before anything else.
-    `restarts`: how many workers one task may kill. `persistent`: keep workers between epochs.
+    "fork". `timeout`: seconds to wait for one result, a worker's start included. `worker_init(number)` runs in each
+    worker before anything else. `restarts`: how many workers one task may kill. `persistent`: keep workers between
+    epochs.
     """
     built = pipeline if isinstance(pipeline, Pipeline) else pipe(pipeline)
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):

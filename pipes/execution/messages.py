@@ -21,12 +21,13 @@ def place_of(context: Context) -> Place:
 
 @dataclass(frozen=True)
 class Units:
-    """Compute these units: (number, payload) each."""
+    """Compute these units, (number, payload) each, and of the first only what follows `given` outputs."""
 
     run: int
     task: int
     place: Place
     units: list[tuple[int, Any]]
+    given: int = 0
     returned: list[int] = field(default_factory=list)
 
 
@@ -49,7 +50,10 @@ type Task = Units | Advance
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of a task: outputs by unit, or (output, cursor) pairs of a shard, up to the error if there was one."""
+    """What came of a task: outputs by unit, or (output, cursor) pairs of a shard, up to the error if there was one.
+
+    `ended` is True if there is no more: all units are done, or the shard is.
+    """
 
     run: int
     task: int

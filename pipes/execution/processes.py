@@ -214,15 +214,18 @@ class ProcessPool:
     def stack(self, worker: int) -> str:
         """See `Pool.stack`: a signal makes the worker write its stack, whatever it is doing."""
         link = self._links[worker]
-        if link.child is None:
-            return "not started"
+        if link.child is None or not link.is_ready:
+            return "its start"
         try:
             signal.pidfd_send_signal(link.child.pidfd, signal.SIGUSR1)
         except ProcessLookupError:
             return "ended"
         text, wait = b"", STACK_WAIT
         while link.stacks in readable([link.stacks, link.child.pidfd], wait):
-            text, wait = text + os.read(link.stacks, 1 << 16), STACK_PAUSE  # it is written in many small pieces
+            piece, wait = os.read(link.stacks, 1 << 16), STACK_PAUSE  # it is written in many small pieces
+            if not piece:  # the end: the worker is gone
+                break
+            text += piece
         return text.decode(errors="replace") or "did not answer"
 
     def pack(self, payload: Any) -> Any:

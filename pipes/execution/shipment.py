@@ -159,7 +159,8 @@ class _Freezer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
     def reducer_override(self, obj: Any) -> Any:
         """Replace what has a better way to travel."""
-        module = getattr(obj, "__module__", None) if isinstance(obj, (type, types.FunctionType)) else None
+        named = isinstance(obj, (type, types.FunctionType))
+        module = obj.__name__ if isinstance(obj, types.ModuleType) else obj.__module__ if named else None
         self.modules.add(str(module or type(obj).__module__))
         if type(obj) is np.memmap and (reduced := _memmap_by_name(obj)) is not None:
             return reduced
@@ -254,6 +255,8 @@ def reduced_tensor(obj: Any) -> Any:
             f"a tensor on {obj.device} cannot go to another process; move it to the accelerator behind pin(), "
             "in the training loop"
         )
+    if obj.requires_grad and not obj.is_leaf:
+        raise TypeError("a tensor that has a gradient's history cannot go to another process; return x.detach()")
     if type(obj) is not torch.Tensor or obj.layout is not torch.strided or obj.is_quantized or obj.is_conj():
         return None
     plain = obj.detach().contiguous()

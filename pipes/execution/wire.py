@@ -16,6 +16,7 @@ import struct
 import sys
 import traceback
 from collections import deque
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -148,33 +149,44 @@ def pack(payload: Any) -> bytes:
 # -- exceptions ------------------------------------------------------------------------------------------------------
 
 
-def pack_error(error: BaseException) -> bytes:
-    """Serialise an exception with its type, arguments, fields, notes and cause."""
-    text = "".join(traceback.format_exception(error))
-    ways = itertools.product((error, _Rebuilt(error)), (pickle.dumps, cloudpickle.dumps))
+def pack_error(error: BaseException, above: tuple[int, ...] = ()) -> bytes:
+    """Serialise an exception with its type, arguments, fields, notes and causes; `above` ends a cycle of those."""
+    cause, seen = error.__cause__, (*above, id(error))
+    of_cause = None if cause is None or id(cause) in seen or len(seen) > CAUSES else pack_error(cause, seen)
+    ways = itertools.product((error, _Rebuilt(error), _Rebuilt(error, only=_can_go)), (pickle.dumps, cloudpickle.dumps))
     for reduced, dumps in ways:
         try:
-            data = dumps((reduced, _cause_of(error)), 5)
+            data = dumps((reduced, of_cause), 5)
             if type(_unpacked(pickle.loads(data)[0])) is type(error):
                 return bytes(data)
         except Exception:  # noqa: BLE001, S112  # the next way is more robust, and the last one cannot fail
             continue
     name = f"{type(error).__module__}.{type(error).__qualname__}"
-    lost = WorkerError(f"{name}: {error} (the exception itself could not be sent; its traceback was)\n{text}")
+    text = "".join(traceback.format_tb(error.__traceback__))
+    lost = WorkerError(f"{name} was raised in a worker and could not be sent; its traceback was\n{text}")
     for note in getattr(error, "__notes__", ()):
         lost.add_note(str(note))
-    return pickle.dumps((lost, None), 5)
+    return pickle.dumps((lost, of_cause), 5)
 
 
-def _cause_of(error: BaseException) -> bytes | None:
-    return None if error.__cause__ is None else pack_error(error.__cause__)
+CAUSES = 16
+
+
+def _can_go(x: Any) -> bool:
+    try:
+        cloudpickle.dumps(x)
+    except Exception:  # noqa: BLE001  # whatever it is, it is the answer
+        return False
+    return True
 
 
 class _Rebuilt:
     """An exception as (type, arguments, fields), for types whose constructor does not take their arguments."""
 
-    def __init__(self, error: BaseException) -> None:
-        self.cls, self.args, self.fields = type(error), error.args, dict(vars(error))
+    def __init__(self, error: BaseException, only: Callable[[Any], bool] = lambda _: True) -> None:
+        self.cls = type(error)
+        self.args = tuple(x if only(x) else f"<{type(x).__name__}>" for x in error.args)
+        self.fields = {k: v for k, v in vars(error).items() if only(v)}
 
     def rebuild(self) -> BaseException:
         """Make the exception without calling its constructor."""

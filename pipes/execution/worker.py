@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import faulthandler
+import itertools
 import os
 import pickle
 import signal
@@ -37,6 +38,9 @@ from pipes.info import WorkerInfo
 from pipes.isolation import Seeded, Unseeded
 from pipes.sharding import shard_by_worker
 
+PART_SECONDS = 0.05
+PART_OUTPUTS = 1024
+
 
 class Computer:
     """Compute tasks of one plan."""
@@ -60,6 +64,7 @@ class Computer:
         self._head = lru_cache(maxsize=4)(self._bound_head)
         self._chains: dict[int, Iterator[Pair]] = {}
         self._chains_of = -1
+        self._open: tuple[tuple[int, int, int], Iterator[Any]] = (-1, -1, -1), iter(())
 
     def prepare(self, task: Task) -> None:
         """Bind what a task will run, without running any of it."""
@@ -104,12 +109,36 @@ class Computer:
 
     def _units(self, task: Units, outputs: list[Any]) -> bool:
         head = self._head(task.place)
+        if head.is_long:
+            return self._long_units(head, task, outputs)
         for unit, payload in task.units:
             of_unit: list[Any] = []
             outputs.append(of_unit)
             ys = head.outputs(unit, None if payload is None else self._unpack(payload))
             of_unit.extend(self._collected(y, f"unit {unit}") for y in ys)  # what came before an exception is kept
-        return False
+        return True
+
+    def _long_units(self, head: Head, task: Units, outputs: list[Any]) -> bool:
+        """Answer in parts: a unit may give outputs without an end, and the consumer may want a few of them."""
+        deadline, left, given = time.perf_counter() + PART_SECONDS, PART_OUTPUTS, task.given
+        for unit, payload in task.units:
+            of_unit: list[Any] = []
+            outputs.append(of_unit)
+            for y in self._opened(head, task.run, unit, payload, given):
+                of_unit.append(self._collected(y, f"unit {unit}"))
+                left -= 1
+                if left <= 0 or time.perf_counter() > deadline:
+                    self._open = (task.run, unit, given + len(of_unit)), self._open[1]
+                    return False
+            given = 0
+        return True
+
+    def _opened(self, head: Head, run: int, unit: int, payload: Any, given: int) -> Iterator[Any]:
+        """Go on with the unit that was left open, or begin it and pass over what was given."""
+        if self._open[0] != (run, unit, given):
+            ys = head.outputs(unit, None if payload is None else self._unpack(payload))
+            self._open = (run, unit, given), itertools.islice(ys, given, None)
+        return self._open[1]
 
     def _start_chain(self, task: Advance) -> None:
         if self._plan.part is None:
