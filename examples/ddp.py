@@ -55,7 +55,9 @@ def rank(folder: Path) -> None:
     """Be one of the ranks: train with the others, and let rank 0 save the job."""
     dist.init_process_group("gloo")
     loader, model = load(dist.get_world_size()), network()
-    seen = train(loader, torch.nn.parallel.DistributedDataParallel(model), STEPS_ON_TWO)
+    parallel = torch.nn.parallel.DistributedDataParallel(model)
+    seen = train(loader, parallel, STEPS_ON_TWO)
+    del parallel  # it holds threads of the process group
     of_all: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(of_all, seen)
     if dist.get_rank() == 0:
@@ -63,6 +65,7 @@ def rank(folder: Path) -> None:
         order = [[i for turn in zip(*step, strict=True) for i in turn] for step in zip(*of_all, strict=True)]
         (folder / "job.json").write_text(json.dumps({"loader": loader.state_dict(), "seen": order}))
     loader.close()
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -281,15 +281,72 @@ def test_an_exception_from_a_worker_shows_the_traceback_there() -> None:
     assert any("raise_a" in note and "Traceback" in note for note in caught.value.__notes__)
 
 
-def test_an_exception_that_cannot_be_sent_is_told() -> None:
+def test_an_exception_with_a_field_that_cannot_be_sent_arrives_without_it() -> None:
     def fails(_: int) -> int:
-        error = RuntimeError("has a lock")
-        error.lock = threading.Lock()  # type: ignore[attr-defined]
+        error = RuntimeError("has a lock", threading.Lock())
+        error.lock, error.code = threading.Lock(), 3  # type: ignore[attr-defined]
         raise error
+
+    with execute(pipe(range(5), p.map(fails)), workers=1, start_method="fork") as loader:
+        with pytest.raises(RuntimeError, match="has a lock") as caught:
+            list(loader)
+        assert type(caught.value) is RuntimeError
+        assert caught.value.args == ("has a lock", "<lock>")
+        assert vars(caught.value)["code"] == 3
+        assert not hasattr(caught.value, "lock")
+
+
+def test_an_exception_that_cannot_be_sent_at_all_is_told() -> None:
+    class OddError(Exception):
+        def __new__(cls) -> OddError:
+            return super().__new__(cls)
+
+        def __init__(self) -> None:
+            super().__init__("odd", threading.Lock())
+
+        def __reduce__(self) -> Any:
+            raise TypeError("no")
+
+    def fails(_: int) -> int:
+        raise OddError
 
     with (
         execute(pipe(range(5), p.map(fails)), workers=1, start_method="fork") as loader,
-        pytest.raises(WorkerError, match=r"(?s)RuntimeError.*has a lock.*Traceback.*in fails"),
+        pytest.raises(WorkerError, match=r"(?s)OddError was raised in a worker.*in fails"),
+    ):
+        list(loader)
+
+
+def test_causes_in_a_cycle_arrive_once() -> None:
+    def fails(_: int) -> int:
+        first, second = RuntimeError("first"), RuntimeError("second")
+        first.__cause__, second.__cause__ = second, first
+        raise first
+
+    with execute(pipe(range(5), p.map(fails)), workers=1, start_method="fork") as loader:
+        with pytest.raises(RuntimeError, match="first") as caught:
+            list(loader)
+        assert str(caught.value.__cause__) == "second"
+
+
+@every_way
+def test_a_long_or_endless_unit_is_given_in_parts(way: dict[str, Any]) -> None:
+    endless = pipe(range(10), p.flat_map(itertools.count), p.take(3000))
+    long = pipe(range(5), p.flat_map(lambda i: range(i, i + 4000)), p.filter(lambda x: x % 3), p.batch(7))
+    for pipeline in (endless, long):
+        with execute(pipeline, workers=2, **way) as loader:
+            assert list(loader) == list(pipeline)
+            half = list(itertools.islice(loader, 300))
+            state = loader.state_dict()
+        with execute(pipeline, workers=1, **way) as again:
+            again.load_state_dict(state)
+            assert half + list(again) == list(pipeline.at_epoch(1))
+
+
+def test_a_timeout_while_a_worker_starts_says_so() -> None:
+    with (
+        execute(pipe(range(3), p.map(doubled)), workers=1, timeout=0.001, start_method="spawn") as loader,
+        pytest.raises(p.WorkerTimeoutError, match="its start"),
     ):
         list(loader)
 
