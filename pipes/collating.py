@@ -126,7 +126,8 @@ class collate(Elementwise):
     def _finished(self, batch: Any, context: Context) -> Any:
         if self.to == "numpy":
             return _converted(batch, _to_array)
-        return Deferred(batch) if context.deferred and context.deferred == context.name else to_tensors(batch)
+        deferred = context.deferred and context.deferred == context.name
+        return _converted(batch, _deferred if deferred else _to_tensor)
 
 
 def _has_rules_for_arrays() -> bool:
@@ -135,18 +136,17 @@ def _has_rules_for_arrays() -> bool:
 
 
 class Deferred:
-    """A batch of arrays that becomes one of tensors where it is unpickled, so that a worker need not import torch."""
+    """An array that becomes a tensor where it is unpickled, so that a worker need not import torch."""
 
-    def __init__(self, batch: Any) -> None:
-        self._batch = batch
+    def __init__(self, array: Any, path: str) -> None:
+        self._array, self._path = array, path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return to_tensors, (self._batch,)
+        return _to_tensor, (self._array, self._path)
 
 
-def to_tensors(batch: Any) -> Any:
-    """Turn every array of a collated batch into a tensor that shares its memory."""
-    return _converted(batch, _to_tensor)
+def _deferred(leaf: Any, path: str) -> Any:
+    return Deferred(leaf, path) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _collate(samples: list[Any], path: str, empty: Empty) -> Any:

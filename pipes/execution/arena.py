@@ -22,7 +22,8 @@ import numpy as np
 
 from pipes.execution.shipment import address_of
 
-SMALL = 512
+SMALL = 1 << 13
+"""Bytes below which an array is copied into the frame: cheaper than its bookkeeping in a slot."""
 LEAST = 1 << 18
 ALIGNED = 64
 

@@ -10,7 +10,7 @@ from typing import Any
 from pipes.errors import WorkerError, WorkerTimeoutError
 from pipes.execution.pool import Answered, Died, Pool
 
-TASK_SECONDS = 1e-3
+TASK_SECONDS = 2e-3
 MOST_IN_A_TASK = 1024
 AT_A_WORKER = 2
 WINDOW = 4
@@ -28,7 +28,7 @@ class Options:
 
 
 class Size:
-    """How many units make a task: as many as take about a millisecond, found as answers come."""
+    """How many units make a task: as many as take a millisecond or two, found as answers come."""
 
     def __init__(self) -> None:
         self.units = 1

@@ -1,7 +1,7 @@
 """Deal tasks to the workers of a pool and put the results in order.
 
 Laws: the sequence is the serial run's, whatever the number of workers, their speed and their deaths; a task holds as
-many units as take about a millisecond; while the consumer is busy at most `prefetch` tasks per worker are ahead, and
+many units as take a millisecond or two; while the consumer is busy at most `prefetch` tasks per worker are ahead, and
 while it waits for one slow task the others go on, up to a bounded window; every wait ends when a worker does.
 """
 

@@ -23,11 +23,10 @@ from typing import Any
 import cloudpickle
 
 from pipes.errors import WorkerError
-from pipes.execution.arena import Arena, Mapped, Slot, Span
+from pipes.execution.arena import SMALL, Arena, Mapped, Slot, Span
 from pipes.execution.messages import Reply
 from pipes.execution.shipment import address_of, reduced_tensor
 
-IN_BAND = 1 << 10
 LARGE = 1 << 15
 HEADER = struct.Struct("<Q")
 RECEIVED_AT_ONCE = 1 << 18
@@ -55,7 +54,7 @@ class Encoder:
 
         def out_of_band(buffer: pickle.PickleBuffer) -> bool:
             raw = buffer.raw()
-            if raw.nbytes < IN_BAND:
+            if raw.nbytes < SMALL:
                 return True
             buffers.append(raw)
             return False

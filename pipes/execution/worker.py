@@ -40,6 +40,7 @@ from pipes.sharding import shard_by_worker
 
 PART_SECONDS = 0.05
 PART_OUTPUTS = 1024
+SEND_BUFFER = 1 << 20
 
 
 class Computer:
@@ -198,6 +199,7 @@ def main(fds: list[int], plan: Plan | None = None, init: Callable[[int], None] |
             wire.send(link, wire.ready(error))
             return
         wire.send(link, wire.ready(None))
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # a busy consumer need not read at once
         collect, unpack = wire.Encoder(arena).encode, pickle.loads
         computer = Computer(plan, number, workers, seeding=Seeded(), collect=collect, unpack=unpack, empty=arena.empty)
         _serve(link, computer, arena, number)
