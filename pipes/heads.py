@@ -65,6 +65,11 @@ class Head(Node):
     def run_here(self, cursor: Cursor = None) -> Iterator[Pair]:
         """Run the units one after the other, in this process."""
         begin, given = cursor or (None, 0)
+        if not self.steps and not given:  # one output a unit: the common case, and a third of a microsecond less
+            for unit, payload, _, after in self.payloads(begin):
+                for y in self.outputs(unit, payload):
+                    yield y, (after, 0)
+            return
         for unit, payload, before, after in self.payloads(begin):
             for j, y in builtins.enumerate(self.outputs(unit, payload), 1):
                 if j > given:

@@ -17,7 +17,8 @@ from strategies import Awkward, elements, pipelines, sources, stages
 
 import pipes as p
 from pipes import Context
-from pipes.nodes import Drawing, Node
+from pipes.isolation import Kept
+from pipes.nodes import Drawing, Node, here
 from pipes.testing import LawError, check_pipeline, check_stage
 from pipes.values import same
 
@@ -129,7 +130,9 @@ def test_shards_partition_the_pipeline(pipeline: p.Pipeline, shards: int) -> Non
         return
     sharded = p.pipe(pipeline, p.shard_by_worker(shards))
     assert same(list(sharded), list(pipeline))
-    chains = [[y for y, _ in sharded.chain(Context(shard=s)).run()] for s in range(shards)]
+    context = Context(pipeline.seed, pipeline.epoch, globals=Kept())
+    with here(context):
+        chains = [[y for y, _ in sharded.chain(context.at(shard=s)).run()] for s in range(shards)]
     assert max(map(len, chains)) - min(map(len, chains)) <= 1
 
 

@@ -1,6 +1,6 @@
 """Measure batches per second with workers, side by side with torch's DataLoader and with our own serial run.
 
-    python tests/benchmarks/transport.py [--peers] [--workers 2] [--seconds 1.5] [--rows NAME ...]
+    python tests/benchmarks/transport.py [--peers] [--workers 2] [--start-method fork] [--rows NAME ...]
 
 Every figure of a row is measured in turn, several times over, in one process; the table shows medians and ratios.
 `--peers` adds the PyPI packages dataloader-rs and spdl-core where they are installed.
@@ -61,26 +61,26 @@ def rate(epoch: Callable[[], Iterable[Any]], seconds: float) -> float:
     return count / spent
 
 
-def measure(row: Row, workers: int, seconds: float, rounds: int, *, peers: bool) -> dict[str, float]:
+def measure(row: Row, options: argparse.Namespace) -> dict[str, float]:
     """Return the median rate of each contender."""
-    dataset = row.dataset()
+    dataset, workers = row.dataset(), options.workers
     pipeline = pipe(from_map(dataset), batch(row.batch_size), collate())
     theirs = torch.utils.data.DataLoader(
         dataset, row.batch_size, num_workers=workers, persistent_workers=True, multiprocessing_context="fork"
     )
     contenders: dict[str, Callable[[], Iterable[Any]]] = {}
-    with execute(pipeline, workers=workers) as loader:
+    with execute(pipeline, workers=workers, start_method=options.start_method) as loader:
         contenders["pipes"] = lambda: loader
         contenders["serial"] = lambda: pipeline
         contenders["torch"] = lambda: theirs
-        if peers:
+        if options.peers:
             from peers import peers_of
 
             contenders |= peers_of(dataset, row.batch_size, workers)
         rates: dict[str, list[float]] = {name: [] for name in contenders}
-        for _ in range(rounds):
+        for _ in range(options.rounds):
             for name, epoch in contenders.items():
-                rates[name].append(rate(epoch, seconds))
+                rates[name].append(rate(epoch, options.seconds))
     return {name: statistics.median(found) for name, found in rates.items()}
 
 
@@ -89,16 +89,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--start-method", default="fork", help="ours; DataLoader's workers are forked")
     parser.add_argument("--seconds", type=float, default=1.0, help="per figure and round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", nargs="*", default=[], help="only rows whose name holds one of these")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
-    print(f"batches/s with {options.workers} workers; x torch and x serial are ratios, in brackets what is wanted")
+    print(f"batches/s with {options.workers} workers, ours started by {options.start_method}, DataLoader's by fork;")
+    print("x torch and x serial are ratios, in brackets what is wanted")
     for row in ROWS:
         if options.rows and not any(part in row.name for part in options.rows):
             continue
-        found = measure(row, options.workers, options.seconds, options.rounds, peers=options.peers)
+        found = measure(row, options)
         ours = found.pop("pipes")
         serial = f"(>= {row.least_of_serial})" if row.least_of_serial else ""
         line = f"{row.name:22} pipes {ours:9.1f}   x torch {ours / found['torch']:6.2f} (>= {row.least_of_torch})"
