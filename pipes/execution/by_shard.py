@@ -26,6 +26,7 @@ class _Shard:
     ended: bool = False
     fresh: bool = True
     deaths: int = 0
+    suspects: int = 0  # outputs on one of which a worker died
     size: Size = field(default_factory=Size)
 
 
@@ -98,7 +99,10 @@ class ShardRun:
             return
         shard.received.extend((event, body, cursor) for body, cursor in pairs)
         if pairs:
-            shard.cursor, shard.deaths = pairs[-1][1], 0
+            shard.cursor = pairs[-1][1]
+        shard.suspects -= len(pairs)
+        if shard.suspects <= 0:  # the deadly one was not among those that a worker died on
+            shard.deaths = 0
         shard.error = event.error()
         shard.ended = event.ended or shard.error is not None
         shard.size.learn(len(pairs), event.seconds)
@@ -109,6 +113,7 @@ class ShardRun:
         self.under_way[death.worker].clear()
         if blamed is not None:
             blamed.deaths += 1
+            blamed.suspects = max(blamed.suspects, sum(blamed.asked))
             blamed.size = Size()  # asked output by output, what precedes the deadly one is delivered
             if blamed.deaths > self.options.restarts:
                 blamed.ended = True
