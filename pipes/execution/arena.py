@@ -25,6 +25,7 @@ from pipes.execution.shipment import address_of
 SMALL = 1 << 13
 """Bytes below which an array is copied into the frame: cheaper than its bookkeeping in a slot."""
 LEAST = 1 << 18
+LARGE = 1 << 20
 ALIGNED = 64
 
 type Span = tuple[int, int, int]
@@ -140,6 +141,11 @@ class Mapped:
         """Let go of a slot without ever having looked at it; nothing is mapped, since this may happen at exit."""
         self.held += size
         self._released.append((offset, size))
+
+    @property
+    def has_large_released(self) -> bool:
+        """Whether a slot was let go that the worker should have at once: fewer slots in turn stay in the caches."""
+        return any(size >= LARGE for _, size in tuple(self._released))
 
     def take_released(self) -> list[int]:
         """Return the offsets of slots let go since the last call."""

@@ -45,6 +45,13 @@ class Advance:
     returned: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class LetGo:
+    """Nothing to do: the consumer has let go of these slots, and they are too large to wait for the next task."""
+
+    returned: list[int]
+
+
 type Task = Units | Advance
 
 

@@ -23,7 +23,7 @@ from pipes import collating
 from pipes.errors import WorkerError
 from pipes.execution import launch, wire, worker
 from pipes.execution.arena import Mapped
-from pipes.execution.messages import Task
+from pipes.execution.messages import LetGo, Task
 from pipes.execution.plan import Plan
 from pipes.execution.pool import Answered, Died, Event
 from pipes.execution.shipment import Shipment, freeze, introduce
@@ -174,6 +174,10 @@ class ProcessPool:
 
     def wait(self, timeout: float | None) -> list[Event]:
         """See `Pool.wait`."""
+        for link in self._links:
+            if link.mapped.has_large_released:
+                link.outbox.send(LetGo(link.mapped.take_released()))
+                self._watch(link)
         ready = self._poll.poll(milliseconds(timeout))
         events: list[Event] = []
         for number in sorted({self._owners[fd] for fd, _ in ready}):

@@ -29,7 +29,7 @@ from pipes.errors import WorkerError
 from pipes.execution import wire
 from pipes.execution.arena import Arena
 from pipes.execution.launch import ignore_interrupts
-from pipes.execution.messages import Advance, Place, Reply, Task, Units
+from pipes.execution.messages import Advance, LetGo, Place, Reply, Task, Units
 from pipes.execution.plan import Plan
 from pipes.execution.shipment import thaw
 from pipes.execution.waiting import readable
@@ -233,10 +233,11 @@ def _serve(link: socket.socket, computer: Computer, arena: Arena, number: int) -
     newest = -1
     while True:
         while not waiting or readable([link.fileno()], 0):
-            task: Task = wire.receive(link)
-            arena.returned(task.returned)
-            newest = task.run
-            waiting.append(task)
+            message: Task | LetGo = wire.receive(link)
+            arena.returned(message.returned)
+            if not isinstance(message, LetGo):
+                newest = message.run
+                waiting.append(message)
         task = waiting.popleft()
         if task.run == newest:  # else of a run that was abandoned
             reply = computer.answer(task)
