@@ -33,6 +33,12 @@ METHODS = ("forkserver", "spawn", "fork")
 REQUEST = 1 << 17
 GRACE = 1.0
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+TUNABLES = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x20000"}
+"""Let large copies bypass the caches, in workers: what is collated into shared memory is read by another process.
+
+Measured on two cores: 3,100 instead of 1,800 copies/s of 10 MB into slots. glibc reads it when an interpreter starts;
+others ignore it, and user code and its processes do not see it.
+"""
 BOOT = "import sys; sys.path[:] = {path!r}; from pipes.execution import launch; launch.{entry}({fds!r})"
 
 type Target = Callable[[list[int]], None]
@@ -83,7 +89,7 @@ def _interpreter(entry: str, fds: list[int]) -> subprocess.Popen[bytes]:
             [sys.executable, *flags, "-c", code],
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
-            env={**ONE_THREAD, **os.environ},
+            env={**ONE_THREAD, **TUNABLES, **os.environ},
         )
 
 
@@ -109,9 +115,16 @@ def _spawned(process: subprocess.Popen[bytes]) -> Child:
 
 def work(fds: list[int]) -> None:
     """Run a spawned worker."""
+    _forget_tunables()
     from pipes.execution import worker
 
     worker.main(fds)
+
+
+def _forget_tunables() -> None:
+    for name, ours in TUNABLES.items():
+        if os.environ.get(name) == ours:
+            del os.environ[name]
 
 
 # -- a fork of this process ------------------------------------------------------------------------------------------
@@ -261,6 +274,7 @@ def _server() -> _Server:
 
 def serve(fds: list[int]) -> None:
     """Fork a worker per request, until the consumer is gone."""
+    _forget_tunables()
     ignore_interrupts()
     with socket.socket(fileno=fds[0]) as sock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         _serve(sock, fds[1])

@@ -1,6 +1,6 @@
 """Measure batches per second with workers, side by side with torch's DataLoader and with our own serial run.
 
-    python tests/benchmarks/transport.py [--peers] [--workers 2] [--start-method fork] [--rows NAME ...]
+    python tests/benchmarks/transport.py [--peers] [--workers 2] [--start-method forkserver] [--rows NAME ...]
 
 Every figure of a row is measured in turn, several times over, in one process; the table shows medians and ratios.
 `--peers` adds the PyPI packages dataloader-rs and spdl-core where they are installed.
@@ -89,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--start-method", default="fork", help="ours; DataLoader's workers are forked")
+    parser.add_argument("--start-method", default="forkserver", help="ours; DataLoader's workers are forked")
     parser.add_argument("--seconds", type=float, default=1.0, help="per figure and round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", nargs="*", default=[], help="only rows whose name holds one of these")
