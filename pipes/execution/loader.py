@@ -272,22 +272,13 @@ class Loader:
         return scheduler
 
     def _run(self, turn: int, context: Context, begin: Position) -> Iterator[Any]:
-        epoch, outputs, owner = begin.epoch, begin.outputs, os.getpid()
+        epoch, outputs, owner, alone = begin.epoch, begin.outputs, os.getpid(), self._workers is None
         pairs = self.pipeline.run(context, begin.cursor)
         self._running = turn == self._turn
         try:
             while True:
-                if owner != os.getpid():
-                    raise RuntimeError(
-                        "a fork of the process that began this iteration cannot go on with it; begin anew"
-                    )
-                if self._closed:
-                    raise RuntimeError("this loader was closed, which ended this iteration")
-                if turn != self._turn:
-                    raise RuntimeError(
-                        "a newer iteration of this loader has begun, which ended this one; a loader runs one epoch "
-                        "at a time, so make two with execute(...)"
-                    )
+                if turn != self._turn or (not alone and owner != os.getpid()):
+                    raise RuntimeError(self._why_ended(turn))
                 pair = next(pairs, None)
                 if pair is None:
                     self._position = Position(epoch + 1)
@@ -304,6 +295,16 @@ class Loader:
             pairs.close()  # type: ignore[attr-defined]  # a generator
             if not self._persistent and turn == self._turn and self._workers is not None:
                 self._workers.close()
+
+    def _why_ended(self, turn: int) -> str:
+        if self._closed:
+            return "this loader was closed, which ended this iteration"
+        if turn == self._turn:
+            return "a fork of the process that began this iteration cannot go on with it; begin anew"
+        return (
+            "a newer iteration of this loader has begun, or a state was loaded, which ended this one; a loader runs "
+            "one epoch at a time, so make two with execute(...)"
+        )
 
     def close(self) -> None:
         """End the workers; an iteration that is still open ends with an error at its next step."""
