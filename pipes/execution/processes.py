@@ -85,7 +85,7 @@ class ProcessPool:
         try:
             for number in range(size):
                 self._start(number)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: nobody else knows the workers that have started
             self.close()
             raise
 
