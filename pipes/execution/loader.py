@@ -227,7 +227,8 @@ class Loader:
                 "pass from_iterable a function that makes a fresh iterator, and sample a list"
             )
         self._turn += 1  # an iterator that has not begun yet is of another state
-        self.pipeline = self.pipeline.seeded(seed)
+        if seed != self.pipeline.seed:  # else the same value, without binding it anew
+            self.pipeline = self.pipeline.seeded(seed)
         self._epoch, self._position = position.epoch, position
 
     def __getitem__(self, index: Any) -> Any:
