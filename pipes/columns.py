@@ -6,6 +6,7 @@ Laws: `Columns(...).rows()[i]` is what the source's i-th sample is; `take` is th
 from __future__ import annotations
 
 import builtins
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,3 +79,15 @@ def _concatenate(arrays: Sequence[Any]) -> Any:
     import torch  # see `gather`
 
     return torch.cat(list(arrays))
+
+
+def columns_of(dataset: Any) -> Columns | None:
+    """Return the columns whose rows a dataset's samples are known to be: an array's, a tensor's, a `TensorDataset`'s.
+
+    Not those of a subclass of `TensorDataset`, whose `__getitem__` may do anything.
+    """
+    if isinstance(dataset, np.ndarray) or is_tensor(dataset):
+        return Columns((dataset,), bare=True)
+    if type(dataset) is getattr(sys.modules.get("torch.utils.data"), "TensorDataset", None):
+        return Columns(tuple(dataset.tensors)) if all(builtins.map(is_tensor, dataset.tensors)) else None
+    return None

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipes.columns import Columns, stacks
+from pipes.columns import Columns, columns_of, stacks
 from pipes.context import Context
 from pipes.errors import StageError, call_each
 from pipes.nodes import Drawing, Indexed, Node, OneShot, Positions
@@ -60,8 +60,8 @@ class from_map(Source):
         user = type(dataset) not in PLAIN and not isinstance(dataset, np.ndarray) and not is_tensor(dataset)
         if keys is None and isinstance(dataset, Mapping):
             keys = list(dataset)
-        if keys is None and (isinstance(dataset, np.ndarray) or is_tensor(dataset)):
-            return _of_columns(Columns((dataset,), bare=True), context)  # gathered: its rows are no views of the data
+        if keys is None and (columns := columns_of(dataset)) is not None:
+            return _of_columns(columns, context)  # gathered: its rows are no views of the data
         n = len(dataset) if keys is None else len(keys)
         get = self._bulk(dataset) if user and _has_bulk_access(dataset) else self._each(dataset)
         if keys is None:

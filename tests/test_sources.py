@@ -17,6 +17,7 @@ from pipes import (
     Source,
     StageError,
     batch,
+    collate,
     filter,
     from_arrays,
     from_iterable,
@@ -342,6 +343,20 @@ def test_rows_of_columns_are_not_views_of_what_was_given() -> None:
         row[1][:] = 1
     assert not x.any()
     assert not y.any()
+
+
+class Negated(TensorDataset):
+    def __getitem__(self, i: int) -> tuple[Any, ...]:
+        return tuple(-x for x in super().__getitem__(i))
+
+
+def test_a_tensor_dataset_is_read_by_columns_unless_a_subclass_may_do_otherwise() -> None:
+    rows, stages = TensorDataset(torch.arange(6.0).reshape(3, 2), torch.arange(3)), (batch(2), collate())
+    (x, y), (last_x, last_y) = pipe(from_map(rows), *stages)
+    assert (x.tolist(), y.tolist()) == ([[0.0, 1.0], [2.0, 3.0]], [0, 1])
+    assert (last_x.tolist(), last_y.tolist(), last_y.dtype) == ([[4.0, 5.0]], [2], torch.int64)
+    (x, y), _ = pipe(from_map(Negated(*rows.tensors)), *stages)
+    assert (x.tolist(), y.tolist()) == ([[0.0, -1.0], [-2.0, -3.0]], [0, -1])
 
 
 # -- what pipe makes of its first argument -----------------------------------------------------------------------------

@@ -132,6 +132,7 @@ def bench_dataloader(repetitions: int) -> None:
     theirs = TensorDataset(*tensors)
     compared("from_arrays(tensors), TensorDataset", p.pipe(p.from_arrays(*tensors), *stages), theirs, 20)
     compared("from_arrays(NumPy), TensorDataset", p.pipe(p.from_arrays(x, y), *stages), theirs, 20)
+    compared("from_map(TensorDataset), the same Dataset", p.pipe(p.from_map(theirs), *stages), theirs, 20)
     for kind, rows in {"tensors": Rows(*tensors), "NumPy": Rows(x, y)}.items():
         compared(f"from_map(rows of {kind}), the same Dataset", p.pipe(p.from_map(rows), *stages), rows, 1)
 
