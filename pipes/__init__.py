@@ -1,5 +1,7 @@
 """Functional, composable data pipelines whose output never depends on how they are run."""
 
+from typing import TYPE_CHECKING, Any
+
 from pipes.batching import batch
 from pipes.collating import collate, register_collate
 from pipes.context import Context
@@ -19,9 +21,13 @@ from pipes.sharding import shard_by_rank, shard_by_worker
 from pipes.sources import from_arrays, from_iterable, from_map
 from pipes.stage import Block, Elementwise, Source, Stage
 
+if TYPE_CHECKING:
+    from pipes.dataloader import DataLoader
+
 __all__ = [
     "Block",
     "Context",
+    "DataLoader",
     "Elementwise",
     "Loader",
     "Order",
@@ -65,3 +71,12 @@ __all__ = [
     "worker_info",
     "zip",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch when it is asked for."""
+    if name != "DataLoader":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pipes.dataloader import DataLoader
+
+    return DataLoader

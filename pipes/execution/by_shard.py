@@ -43,7 +43,7 @@ class ShardRun:
         """Return one iterator per shard."""
         live = [s for s, cursor in enumerate(cursors) if cursor != Merged.DONE]
         for i, s in enumerate(live):
-            self.shards[s] = _Shard(s, i % self.pool.size, cursors[s])
+            self.shards[s] = _Shard(s, (s if self.options.rotate else i) % self.pool.size, cursors[s])
         for shard in self.shards.values():
             self._ask(shard)
         return [self._outputs(self.shards[s]) if s in self.shards else iter(()) for s in range(len(cursors))]
@@ -105,7 +105,8 @@ class ShardRun:
             shard.deaths = 0
         shard.error = event.error()
         shard.ended = event.ended or shard.error is not None
-        shard.size.learn(len(pairs), event.seconds)
+        if not self.options.rotate:
+            shard.size.learn(len(pairs), event.seconds)
 
     def _move(self, death: Died) -> None:
         """Start a dead worker's shards again in its successor, from the last output received."""

@@ -113,7 +113,7 @@ class UnitRun:
             done = next((task for task in candidates if task.is_done), None)
             if done is not None:
                 return done
-            self._deal(WINDOW * few)
+            self._deal(few if self.options.rotate else WINDOW * few)
             if not self._take_events(deadline.left()) and deadline.passed():
                 raise self._stuck(self.tasks[0])
 
@@ -127,20 +127,21 @@ class UnitRun:
             else:
                 task = self.at[event.worker].popleft()  # a worker answers in order
                 task.answer = event
-                self.size.learn(len(task.units), event.seconds)
+                if not self.options.rotate:
+                    self.size.learn(len(task.units), event.seconds)
         return bool(events)
 
     def _deal(self, limit: int) -> None:
-        """Give tasks to the least busy workers while fewer than `limit` are dealt and not delivered."""
+        """Give tasks to the least busy workers, or in rotation, while fewer than `limit` are not delivered."""
         most = min(AT_A_WORKER, self.options.prefetch)
         while True:
             worker = min(range(self.pool.size), key=lambda w: len(self.at[w]))
-            if len(self.at[worker]) >= most:
+            if not self.options.rotate and len(self.at[worker]) >= most:
                 return
             task = self.again.popleft() if self.again else self._drawn() if len(self.tasks) < limit else None
             if task is None:
                 return
-            self._send(task, worker)
+            self._send(task, task.units[0][0] % self.pool.size if self.options.rotate else worker)
 
     def _send(self, task: _Task, worker: int) -> None:
         task.worker = worker

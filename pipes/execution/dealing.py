@@ -19,12 +19,17 @@ WINDOW = 4
 
 @dataclass(frozen=True)
 class Options:
-    """How tasks are dealt: nothing here may change the output, but `ordered=False`."""
+    """How tasks are dealt: nothing here may change the output, but `ordered=False`.
+
+    With `rotate` a task is one unit, and unit (or shard) k is worker k's, modulo their number, as torch deals batches:
+    what a worker draws from its own generators then does not depend on its speed.
+    """
 
     prefetch: int = 2
     ordered: bool = True
     timeout: float | None = None
     restarts: int = 3
+    rotate: bool = False
 
 
 class Size:

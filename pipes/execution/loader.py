@@ -77,7 +77,7 @@ def execute(
         timeout,
         check_size("restarts", restarts, least=0),
     )
-    start = _Start(
+    start = Start(
         _count(workers) if check_choice("backend", backend, BACKENDS) != "serial" else 0,
         backend,
         check_choice("start_method", "forkserver" if start_method is None else start_method, launch.METHODS),
@@ -118,7 +118,7 @@ def _quota_v1() -> float | None:
     return quota / period if quota > 0 else None
 
 
-class _Start:
+class Start:
     """How a pool is started."""
 
     def __init__(
@@ -136,22 +136,22 @@ class _Start:
 class _Workers:
     """The pool, started when first needed: what a finalizer can end without the loader."""
 
-    def __init__(self, plan: Plan, start: _Start, options: Options) -> None:
+    def __init__(self, plan: Plan, start: Start, options: Options) -> None:
         self._plan, self._start, self._options = plan, start, options
-        self._pool: Pool | None = None
+        self.pool: Pool | None = None
         self._scheduler: Scheduler | None = None
         self._owner = os.getpid()
 
     def scheduler(self) -> Scheduler:
         """Return the schedule of the running pool; a forked child of this process starts its own."""
         if self._scheduler is None or self._owner != os.getpid():
-            self._pool, self._owner = self._start.pool(self._plan), os.getpid()
-            self._scheduler = Scheduler(self._pool, self._options)
+            self.pool, self._owner = self._start.pool(self._plan), os.getpid()
+            self._scheduler = Scheduler(self.pool, self._options)
         return self._scheduler
 
     def close(self) -> None:
         """End the pool, if there is one and it is this process's."""
-        pool, self._pool, self._scheduler = self._pool, None, None
+        pool, self.pool, self._scheduler = self.pool, None, None
         if pool is not None and self._owner == os.getpid():
             pool.close()
 
@@ -163,7 +163,7 @@ class Loader:
     `close()`, or let it go: in each case its workers end.
     """
 
-    def __init__(self, pipeline: Pipeline, start: _Start, options: Options, *, persistent: bool) -> None:
+    def __init__(self, pipeline: Pipeline, start: Start, options: Options, *, persistent: bool) -> None:
         self.pipeline = pipeline
         self._epoch = pipeline.epoch
         self._start, self._options, self._persistent = start, options, persistent
@@ -180,6 +180,21 @@ class Loader:
     def seed(self) -> int:
         """The seed of every epoch."""
         return self.pipeline.seed
+
+    @property
+    def position(self) -> Position:
+        """Where the user stands: what `state_dict` saves, as it is."""
+        return Position(*self._position)
+
+    def go_on(self, position: Position) -> None:
+        """Let the next `iter` go on from a position."""
+        self._turn += 1  # an iterator that has not begun yet is of another state
+        self._epoch, self._position = position.epoch, position
+
+    @property
+    def pool(self) -> Pool | None:
+        """The workers, while there are any."""
+        return None if self._workers is None else self._workers.pool
 
     @property
     def epoch(self) -> int:
@@ -210,7 +225,7 @@ class Loader:
             raise RuntimeError(
                 "a loader with ordered=False has no state: what was received is no prefix; use ordered=True"
             )
-        return saved(self.pipeline, Position(*self._position))
+        return saved(self.pipeline, self.position)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next `iter` go on from a state, under its seed and epoch."""
@@ -226,10 +241,9 @@ class Loader:
                 f"{self.pipeline!r} holds a one-shot iterator, which cannot be replayed to go on from a state; "
                 "pass from_iterable a function that makes a fresh iterator, and sample a list"
             )
-        self._turn += 1  # an iterator that has not begun yet is of another state
         if seed != self.pipeline.seed:  # else the same value, without binding it anew
             self.pipeline = self.pipeline.seeded(seed)
-        self._epoch, self._position = position.epoch, position
+        self.go_on(position)
 
     def __getitem__(self, index: Any) -> Any:
         """Return one output, computed here, or a loader of a slice with the same options."""

@@ -43,6 +43,10 @@ class Pool(Protocol):
 
     size: int
 
+    @property
+    def pids(self) -> list[int]:
+        """The workers' process ids; none where they are threads."""
+
     def send(self, worker: int, task: Task) -> None:
         """Give a worker a task, without waiting."""
 

@@ -236,6 +236,11 @@ class ProcessPool:
         """See `Pool.pack`."""
         return wire.pack(payload)
 
+    @property
+    def pids(self) -> list[int]:
+        """See `Pool.pids`."""
+        return [link.child.pid for link in self._links if link.child is not None]
+
     def name(self, worker: int) -> str:
         """See `Pool.name`."""
         child = self._links[worker].child

@@ -57,6 +57,11 @@ class ThreadPool:
         except BaseException as error:  # noqa: BLE001  # a thread's end would otherwise go unnoticed
             self._done.put((number, error))
 
+    @property
+    def pids(self) -> list[int]:
+        """See `Pool.pids`."""
+        return []
+
     def send(self, worker: int, task: Task) -> None:
         """See `Pool.send`. Nodes are bound here: an order that is a callable may draw, which this thread undoes."""
         self._newest = task.run

@@ -1,0 +1,325 @@
+"""What a `DataLoader` has its workers do, in torch's own terms: seeds, worker info, fetching and collating.
+
+Laws: for one base seed a worker's draws, its `get_worker_info()` and its batches are those of torch's worker of that
+number; whatever user code raises becomes an element, so that the iteration can go on behind it; a `StopIteration` of
+user code is an error and never the end of an epoch.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import random
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data._utils import worker as torch_worker
+
+from pipes.columns import columns_of, gather
+from pipes.context import Context, Cursor, Pair
+from pipes.errors import StageError
+from pipes.execution import wire
+from pipes.nodes import Node, Positions, Stepping
+from pipes.sharding import shard_by_worker
+from pipes.stage import Elementwise, Origins, Source, Upstream
+from pipes.values import value
+
+type Fill = Callable[..., np.ndarray[Any, Any]]
+
+
+class Failure:
+    """An exception as an element."""
+
+    def __init__(self, error: Exception) -> None:
+        if (worker := torch_worker.get_worker_info()) is not None:
+            lines = "".join(traceback.format_exception(error))
+            where = f"DataLoader worker process {worker.id} (pid {os.getpid()})"
+            error.add_note(f"pipes: caught in {where}, where the traceback was\n{lines}")
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _failure, (wire.pack_error(self.error),)
+
+
+def _failure(packed: bytes) -> Failure:
+    failure = Failure.__new__(Failure)
+    failure.error = wire.unpack_error(packed)  # type: ignore[assignment]  # an Exception was packed
+    return failure
+
+
+@dataclass(frozen=True)
+class WithState:
+    """A batch, and the state of the worker's data set behind it."""
+
+    batch: Any
+    state: Any
+
+
+BEGUN, ENDED = object(), object()
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A data set and how its samples become batches. `size` is None without batching."""
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any]
+    batched: bool
+    size: int | None = None
+    drop_last: bool = False
+
+    def fetched(self, index: Any) -> Any:
+        """Return the batch (or the sample) of a map-style data set at the indices (or the index)."""
+        try:
+            if not self.batched:
+                batch = self.collate_fn(self.dataset[index])
+            elif self.collate_fn is default_collate and (columns := _gathered(self.dataset, index)) is not None:
+                batch = columns
+            else:
+                batch = self.collate_fn(self._samples(index))
+        except StopIteration as error:
+            return Failure(_stopped(error, f"for index {index!r}"))
+        except Exception as error:  # noqa: BLE001  # the iterator raises it
+            return Failure(error)
+        return WithState(batch, copy.deepcopy(self.dataset.state_dict())) if is_stateful(self.dataset) else batch
+
+    def _samples(self, indices: Any) -> Any:
+        if getattr(self.dataset, "__getitems__", None):
+            return self.dataset.__getitems__(indices)
+        dataset = self.dataset
+        return [dataset[i] for i in indices]
+
+    def drawn(self, items: Iterator[Any]) -> Any:
+        """Return the next batch of an iterable-style data set, or `ENDED`."""
+        try:
+            if self.size is None:
+                samples = next(items, ENDED)
+                ended = samples is ENDED
+            else:
+                samples = taken(items, self.size)
+                ended = len(samples) < (self.size if self.drop_last else 1)
+            return ENDED if ended else self._collated(samples)
+        except Exception as error:  # noqa: BLE001  # the iterator raises it
+            return Failure(error)
+
+    def _collated(self, samples: Any) -> Any:
+        try:
+            return self.collate_fn(samples)
+        except StopIteration as error:
+            return Failure(_stopped(error, "in collate_fn"))
+
+    def passed_over(self, items: Iterator[Any], batches: int) -> None:
+        """Draw batches that were received before."""
+        for _ in range(batches):
+            taken(items, self.size or 1)
+
+
+def taken(items: Iterator[Any], size: int) -> list[Any]:
+    """Return the next `size` items, fewer at the end; asks `next` alone, since a user's `__iter__` may begin anew."""
+    out: list[Any] = []
+    while len(out) < size and (x := next(items, ENDED)) is not ENDED:
+        out.append(x)
+    return out
+
+
+def _stopped(error: StopIteration, where: str) -> StageError:
+    stopped = StageError(
+        f"the data set or collate_fn raised StopIteration {where}, which would end the epoch early without a word; "
+        "catch it there, and raise IndexError or return a value"
+    )
+    stopped.__cause__ = error
+    return stopped
+
+
+def is_stateful(x: Any) -> bool:
+    """Whether `x` follows torchdata's protocol."""
+    return callable(getattr(x, "state_dict", None)) and callable(getattr(x, "load_state_dict", None))
+
+
+def _gathered(dataset: Any, indices: Any) -> list[Any] | None:
+    """Return what collating these rows of a `TensorDataset` gives, with one gather per column."""
+    columns = None if isinstance(dataset, (np.ndarray, torch.Tensor)) else columns_of(dataset)
+    if columns is None or type(indices) is not list:
+        return None
+    positions = np.asarray(indices)
+    if positions.dtype != np.int64 or positions.ndim != 1 or not positions.size or positions.min() < 0:
+        return None
+    return [gather(array, positions) for array in columns.arrays]
+
+
+# -- map-style data sets: the consumer draws indices, and a worker fetches ---------------------------------------------
+
+
+@value
+class Indices(Source):
+    """What a sampler gives, as the iterator draws it: never leaves the consumer."""
+
+    pairs: Callable[[Cursor], Iterator[Pair]]
+
+    def bind(self, context: Context) -> Node:
+        """See `Source.bind`."""
+        return Stepping(lambda _, cursor: self.pairs(cursor), context.at(name="source"))
+
+
+@value
+class fetch(Elementwise):
+    """Turn indices into a batch."""
+
+    replica: Replica
+    exact: ClassVar[bool] = True
+    keeps_index: ClassVar[bool] = True
+
+    def apply(self, x: Any, key: tuple[int, ...], context: Context) -> tuple[Any]:
+        """See `Elementwise.apply`."""
+        _collate_into(context.empty)
+        return (self.replica.fetched(x),)
+
+    def apply_all(self, xs: list[Any], origins: Origins, at: Positions, context: Context) -> list[Any]:
+        """See `Elementwise.apply_all`."""
+        return [self.apply(x, (), context)[0] for x in xs]
+
+
+# -- iterable-style data sets: each worker runs a replica --------------------------------------------------------------
+
+
+@value
+class Batches(Source):
+    """The batches of one replica of an iterable-style data set.
+
+    The cursor is (batches, state of the iterator, state of the data set); states are None where there is no such
+    protocol, and the batches then are drawn again. Without workers the first element says that the data set is open;
+    the last one, if the data set has a state, is `Ended` with it.
+    """
+
+    replica: Replica
+
+    def bind(self, context: Context) -> Node:
+        """See `Source.bind`."""
+        return Stepping(self._pairs, context.at(name="source"))
+
+    def _pairs(self, context: Context, cursor: Cursor) -> Iterator[Pair]:
+        _collate_into(context.empty)
+        given, of_items, of_dataset = cursor or (0, None, None)
+        dataset, replica = self.replica.dataset, self.replica
+        if of_dataset is not None:
+            dataset.load_state_dict(copy.deepcopy(of_dataset))
+        items = iter(dataset)
+        if of_items is not None:
+            items.load_state_dict(copy.deepcopy(of_items))  # type: ignore[attr-defined]  # it gave that state
+        elif of_dataset is None:
+            replica.passed_over(items, given)
+        if context.shard is None:
+            yield BEGUN, (given, *_states(dataset, items))
+        while (batch := replica.drawn(items)) is not ENDED:
+            given += 1
+            yield batch, (given, *_states(dataset, items))
+        if is_stateful(dataset):
+            yield Ended(copy.deepcopy(dataset.state_dict())), (given, *_states(dataset, items))
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The state of a data set behind its last batch."""
+
+    state: Any
+
+
+def _states(dataset: Any, items: Any) -> tuple[Any, Any]:
+    of_items = copy.deepcopy(items.state_dict()) if is_stateful(items) else None
+    of_dataset = copy.deepcopy(dataset.state_dict()) if items is not dataset and is_stateful(dataset) else None
+    return of_items, of_dataset
+
+
+@value
+class replicate(shard_by_worker):
+    """Run a replica of everything before it in each shard, and let it divide the data itself, as torch does."""
+
+    def bind(self, upstream: Upstream, context: Context) -> Node:
+        """See `Stage.bind`: nothing is left out."""
+        return upstream(context)
+
+
+# -- the worker itself -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Make a worker what torch makes it, before it fetches anything."""
+
+    dataset: Any
+    workers: int
+    base_seed: int
+    init_fn: Callable[[int], Any] | None
+    states: tuple[Any, ...]
+
+    def __call__(self, number: int) -> None:
+        """Seed, tell the worker who it is, and call the user's function."""
+        torch.set_num_threads(1)
+        seed = self.base_seed + number
+        random.seed(seed)
+        torch.manual_seed(seed)
+        np.random.seed(torch_worker._generate_state(self.base_seed, number))  # noqa: NPY002  # the one that users draw from
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=number, num_workers=self.workers, seed=seed, dataset=self.dataset
+        )
+        if self.init_fn is not None:
+            self.init_fn(number)
+        if (state := self.states[number]) is not None:
+            self.dataset.load_state_dict(copy.deepcopy(state))
+
+
+def _collate_into(empty: Fill) -> None:
+    """Let torch's `default_collate` fill arrays of this worker's arena, wherever it is called; users' rules stay.
+
+    In workers of its own torch has it allocate a file in shared memory for each tensor.
+    """
+    if empty is np.empty:  # not in a worker
+        return
+    rules: dict[Any, Any] = torch_collate.default_collate_fn_map
+    if rules.get(torch.Tensor) is torch_collate.collate_tensor_fn:
+        rules[torch.Tensor] = functools.partial(_stacked_tensors, empty)
+    if rules.get(np.ndarray) is torch_collate.collate_numpy_array_fn:
+        rules[np.ndarray] = functools.partial(_stacked_arrays, empty)
+
+
+def _stacked_tensors(empty: Fill, batch: Any, *, collate_fn_map: Any = None) -> Any:
+    first = batch[0]
+    plain = type(first) is torch.Tensor and first.layout is torch.strided and first.device.type == "cpu"
+    if not plain or first.is_nested or first.requires_grad or first.dtype not in _NUMPY_DTYPES:
+        return _without_sharing(torch_collate.collate_tensor_fn, batch, collate_fn_map)
+    out = torch.from_numpy(empty((len(batch), *first.shape), _NUMPY_DTYPES[first.dtype]))
+    if all(t.dtype is first.dtype for t in batch):
+        return torch.stack(batch, 0, out=out)
+    return torch.stack(batch, 0)  # promotes
+
+
+def _stacked_arrays(empty: Fill, batch: Any, *, collate_fn_map: Any = None) -> Any:
+    first = batch[0]
+    plain = first.dtype.kind in "biufc" and first.dtype.isnative and first.size and first.ndim
+    if plain and all(type(a) is type(first) and a.shape == first.shape and a.dtype == first.dtype for a in batch):
+        out = empty((len(batch), *first.shape), first.dtype)
+        np.concatenate(batch, out=out.reshape(-1, *first.shape[1:]))
+        return torch.from_numpy(out)
+    return _without_sharing(torch_collate.collate_numpy_array_fn, batch, collate_fn_map)
+
+
+def _without_sharing(rule: Callable[..., Any], batch: Iterable[Any], collate_fn_map: Any) -> Any:
+    """Call torch's rule as if outside a worker, where it makes plain tensors."""
+    info, torch_worker._worker_info = torch_worker._worker_info, None
+    try:
+        return rule(batch, collate_fn_map=collate_fn_map)
+    finally:
+        torch_worker._worker_info = info
+
+
+_NUMPY_DTYPES = {
+    torch.from_numpy(np.empty(0, dtype)).dtype: np.dtype(dtype)
+    for dtype in (bool, "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")
+}
