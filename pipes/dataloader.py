@@ -10,31 +10,21 @@ any moment is that of the batch received last, whatever was drawn ahead.
 from __future__ import annotations
 
 import copy
-import itertools
-import multiprocessing
-import os
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterDataPipe, MapDataPipe
-from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data._utils import pin_memory as pinning
 from torch.utils.data.dataloader import DataLoader as TorchDataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
-from pipes import generators
-from pipes.context import Cursor, Pair
-from pipes.errors import WorkerTimeoutError
-from pipes.execution.dealing import Options
-from pipes.execution.launch import METHODS
-from pipes.execution.loader import Loader, Start
-from pipes.execution.state import Position
-from pipes.execution.waiting import readable
-from pipes.pipeline import pipe
-from pipes.replicas import (
-    ENDED,
+from pipes.context import Cursor
+from pipes.drop_in import generators
+from pipes.drop_in.indices import Drawn
+from pipes.drop_in.processes import Worker, in_torchs_words, start_method
+from pipes.drop_in.progress import Progress, check, is_iterable
+from pipes.drop_in.replicas import (
     Batches,
     Ended,
     Failure,
@@ -45,11 +35,17 @@ from pipes.replicas import (
     fetch,
     is_stateful,
     replicate,
-    taken,
 )
+from pipes.errors import WorkerError
+from pipes.execution.dealing import Options
+from pipes.execution.loader import Loader, Start
+from pipes.execution.state import Position
+from pipes.pipeline import pipe
 
-VERSION = 1
 RESTARTS = 3
+
+
+_pinned: Callable[[Any, str | None], Any] = pinning.pin_memory
 
 
 class DataLoader[T](TorchDataLoader[T]):
@@ -66,7 +62,7 @@ class DataLoader[T](TorchDataLoader[T]):
     any number of workers may go on. A `StopIteration` of a data set or of `collate_fn` is an error, and never the end.
     """
 
-    _progress: _Progress | None = None
+    _progress: Progress | None = None
     _loaded: dict[str, Any] | None = None
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
@@ -87,89 +83,21 @@ class DataLoader[T](TorchDataLoader[T]):
             raise RuntimeError("a loader with in_order=False has no state: what was received is no prefix")
         if self._loaded is not None:
             return copy.deepcopy(self._loaded)
-        return (self._progress or _Progress()).saved(self)
+        return (self._progress or Progress()).saved(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next `iter` go on from a state."""
         if not self.in_order:
             raise RuntimeError("a loader with in_order=False cannot go on from a state; leave in_order out")
-        _check(self, state)
+        check(self, state)
         self._iterator, self._progress, self._loaded = None, None, copy.deepcopy(state)
-
-
-@dataclass
-class _Progress:
-    """Where the user stands, apart from the iterator: a loop that was left by `break` must not keep workers alive."""
-
-    running: bool = False
-    first: bool = True  # the epoch that the base seed was drawn in: persistent workers keep theirs
-    batches: int = 0
-    cursor: Cursor = None
-    base_seed: int | None = None
-    generators: dict[str, Any] | None = None
-    datasets: list[Any] = field(default_factory=list)
-
-    def saved(self, loader: DataLoader[Any]) -> dict[str, Any]:
-        """Return the state: it holds the generators as the epoch found them, and between two epochs as they are."""
-        state: dict[str, Any] = {"version": VERSION, "of": _described(loader), "num_workers": loader.num_workers}
-        state |= {
-            "running": self.running,
-            "first": self.first,
-            "batches": self.batches,
-            "cursor": self.cursor,
-            "base_seed": self.base_seed,
-        }
-        state["generators"] = self.generators if self.running else generators.states(loader)
-        state["datasets"] = self.datasets
-        return copy.deepcopy(state)
-
-
-def _described(loader: DataLoader[Any]) -> dict[str, Any]:
-    """What a loader must share with the one that its state is of."""
-    sampler = type(loader._index_sampler if loader.batch_size is None else loader.sampler).__name__
-    length = len(loader.dataset) if hasattr(loader.dataset, "__len__") and not _is_iterable(loader) else None  # type: ignore[arg-type]
-    data = {"dataset": type(loader.dataset).__qualname__, "length": length, "sampler": sampler}
-    return data | {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-
-
-def _is_iterable(loader: DataLoader[Any]) -> bool:
-    return bool(loader._dataset_kind == _DatasetKind.Iterable)  # type: ignore[attr-defined]
-
-
-def _check(loader: DataLoader[Any], state: Any) -> None:
-    keys = {
-        "version",
-        "of",
-        "num_workers",
-        "running",
-        "first",
-        "batches",
-        "cursor",
-        "base_seed",
-        "generators",
-        "datasets",
-    }
-    if not isinstance(state, dict) or not keys <= state.keys():
-        raise ValueError(
-            f"a state must be what state_dict() returned, got {type(state).__name__} without all of {keys}"
-        )
-    if state["version"] != VERSION:
-        raise ValueError(f"a state must be of version {VERSION}, got {state['version']!r}")
-    for what, ours in _described(loader).items():
-        if (theirs := state["of"].get(what)) != ours:
-            raise ValueError(
-                f"a state must be loaded into a loader as it was saved from: {what} {ours!r}, got {theirs!r}"
-            )
-    bound = (_is_iterable(loader) and state["running"]) or any(s is not None for s in state["datasets"])
-    if bound and state["num_workers"] != loader.num_workers:
-        raise ValueError(
-            f"each worker of an iterable-style data set, or of one with a state, has a place of its own in it: "
-            f"`num_workers` must be {state['num_workers']}, as it was, got {loader.num_workers}"
-        )
 
 
 class _Iterator(_BaseDataLoaderIter):
     """One epoch, or with persistent workers one after the other: torch's iterator, with batches from a `Loader`."""
+
+    _dataset: Any
+    _base_seed: int
 
     def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None) -> None:
         if loader.timeout and not loader.num_workers:
@@ -186,12 +114,12 @@ class _Iterator(_BaseDataLoaderIter):
             self._restore(loader, between)
         if self._num_workers:
             super()._reset(loader)  # asks the sampler again, as torch does with workers
-        self._indices = _Drawn(loader)
+        self._indices = Drawn(loader)
         if state is not None and between is None:
             self._go_on(loader, state)
         else:
             datasets = between["datasets"] if between is not None and loader.persistent_workers else []
-            self._load(loader, _Progress(True, base_seed=self._base_seed, generators=begun, datasets=datasets))
+            self._load(loader, Progress(True, base_seed=self._base_seed, generators=begun, datasets=datasets))
             self._begin(loader, self._sampler_iter)
         if not self._num_workers:
             self._open()
@@ -203,7 +131,7 @@ class _Iterator(_BaseDataLoaderIter):
             loader.dataset.load_state_dict(copy.deepcopy(state["datasets"][0]))  # type: ignore[attr-defined]  # it gave it
         generators.restore(loader, state["generators"])
 
-    def _load(self, loader: DataLoader[Any], progress: _Progress) -> None:
+    def _load(self, loader: DataLoader[Any], progress: Progress) -> None:
         progress.datasets = progress.datasets or [None] * max(1, self._num_workers)
         self._progress = progress
         self._loader = _executed(loader, self._indices, progress)
@@ -213,7 +141,7 @@ class _Iterator(_BaseDataLoaderIter):
         if generators.is_torchs(loader.sampler):
             next(iter(loader.sampler), None)  # the program's generators move on as at the beginning of any epoch
         names = ("first", "base_seed", "batches", "cursor", "generators", "datasets")
-        self._load(loader, _Progress(True, **{name: state[name] for name in names}))
+        self._load(loader, Progress(True, **{name: state[name] for name in names}))
         self._base_seed, self._num_yielded = state["base_seed"], state["batches"]
         with generators.as_then(loader, state["generators"]):
             items = iter(self._index_sampler)
@@ -225,7 +153,7 @@ class _Iterator(_BaseDataLoaderIter):
     def _begin(self, loader: DataLoader[Any], items: Iterator[Any]) -> None:
         """Start a run: the workers, the sampler behind what was received, and indices to keep the workers busy."""
         cursor = self._progress.cursor
-        if not _is_iterable(loader):
+        if not is_iterable(loader):
             ahead = self._num_workers * (loader.prefetch_factor or 0) or (cursor is not None)
             self._indices.start(items, cursor and cursor[0][0], ahead)
         loader._progress = self._progress
@@ -245,7 +173,7 @@ class _Iterator(_BaseDataLoaderIter):
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         begun = generators.states(loader)
         super()._reset(loader, first_iter)
-        self._progress = _Progress(
+        self._progress = Progress(
             True, False, base_seed=self._base_seed, generators=begun, datasets=list(self._progress.datasets)
         )
         self._begin(loader, self._sampler_iter)
@@ -256,10 +184,9 @@ class _Iterator(_BaseDataLoaderIter):
         except StopIteration:
             self._progress.running = False
             raise
-        except WorkerTimeoutError as error:
-            message = f"DataLoader timed out after {self._timeout} seconds: {error}"
-            raise WorkerTimeoutError(message) from error
-        return pin_memory(batch, self._pin_memory_device) if self._pin_memory else batch
+        except WorkerError as error:
+            raise in_torchs_words(error, self._timeout) from error
+        return _pinned(batch, self._pin_memory_device) if self._pin_memory else batch
 
     def _received(self) -> Any:
         while True:
@@ -284,90 +211,16 @@ class _Iterator(_BaseDataLoaderIter):
         return (behind - 1) % self._num_workers
 
     @property
-    def _workers(self) -> list[_Worker]:
+    def _workers(self) -> list[Worker]:
         """The workers as processes, under the name that torch's iterator has for them."""
-        return [] if self._loader.pool is None else [_Worker(pid) for pid in self._loader.pool.pids]
+        return [] if self._loader.pool is None else [Worker(child) for child in self._loader.pool.children]
 
 
-class _Worker:
-    """A worker process, in the words of `multiprocessing.Process`."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for its end."""
-        self._has_ended(timeout)
-
-    def is_alive(self) -> bool:
-        """Tell whether it lives."""
-        return not self._has_ended(0)
-
-    def _has_ended(self, timeout: float | None) -> bool:
-        try:
-            fd = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return True
-        try:
-            return bool(readable([fd], timeout))
-        finally:
-            os.close(fd)
-
-
-class _Drawn:
-    """The indices of an epoch, some of them drawn ahead, each with the number and the sampler's states behind it."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        plain = type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None
-        self._sampler = loader.sampler if plain else loader._index_sampler
-        self._size = loader.batch_size if plain else None
-        self._least = self._size if loader.drop_last else 1
-        self._ahead: deque[Pair] = deque()
-        self._failure: Exception | None = None
-
-    def start(self, items: Iterator[Any], upstream: Cursor, ahead: int) -> None:
-        """Begin an epoch behind what was received, and draw some indices ahead: now, as torch does."""
-        self._given, of_sampler, of_items = upstream or (0, None, None)
-        self._ahead, self._failure = deque(), None
-        if of_sampler is not None:
-            self._sampler.load_state_dict(of_sampler)  # type: ignore[union-attr]  # it gave that state
-        self._items = iter(self._sampler) if self._size is not None or of_sampler is not None else items
-        if of_items is not None:
-            self._items.load_state_dict(of_items)  # type: ignore[attr-defined]  # it gave that state
-        if of_sampler is None and of_items is None:
-            for _ in range(self._given):
-                taken(self._items, self._size or 1)
-        try:
-            self._ahead.extend(itertools.islice(self._draw(), ahead))
-        except Exception as error:  # noqa: BLE001  # raised behind what was drawn before it
-            self._failure = error
-
-    def pairs(self, _: Cursor) -> Iterator[Pair]:
-        """Yield indices from where `start` began."""
-        while self._ahead:
-            yield self._ahead.popleft()
-        if self._failure is not None:
-            raise self._failure
-        yield from self._draw()
-
-    def _draw(self) -> Iterator[Pair]:
-        while (index := self._next()) is not ENDED:
-            self._given += 1
-            states = (copy.deepcopy(x.state_dict()) if is_stateful(x) else None for x in (self._sampler, self._items))
-            yield index, (self._given, *states)
-
-    def _next(self) -> Any:
-        if self._size is None:
-            return next(self._items, ENDED)
-        indices = taken(self._items, self._size)
-        return ENDED if len(indices) < (self._least or 1) else indices
-
-
-def _executed(loader: DataLoader[Any], indices: _Drawn, progress: _Progress) -> Loader:
+def _executed(loader: DataLoader[Any], indices: Drawn, progress: Progress) -> Loader:
     """Return the pipeline of a loader, ready to run."""
     dataset, workers = loader.dataset, loader.num_workers
     replica = Replica(dataset, loader.collate_fn, loader._auto_collation, loader.batch_size, loader.drop_last)
-    if not _is_iterable(loader):
+    if not is_iterable(loader):
         pipeline = pipe(Indices(indices.pairs), fetch(replica))
     else:
         pipeline = pipe(Batches(replica), *([replicate(workers)] if workers else []))
@@ -380,14 +233,5 @@ def _executed(loader: DataLoader[Any], indices: _Drawn, progress: _Progress) -> 
         restarts=RESTARTS,
         rotate=loader.in_order,
     )
-    start = Start(workers, "process", _start_method(loader.multiprocessing_context), setup, RESTARTS)
+    start = Start(workers, "process", start_method(loader.multiprocessing_context), setup, RESTARTS)
     return Loader(pipeline, start, options, persistent=loader.persistent_workers)
-
-
-def _start_method(context: Any) -> str:
-    """Return the method of a context, by default that of `multiprocessing`; a foreign one is a clean interpreter."""
-    if context is not None:
-        name = context.get_start_method()
-    else:
-        name = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    return name if name in METHODS else "spawn"

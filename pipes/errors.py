@@ -94,8 +94,12 @@ class WorkerError(RuntimeError):
     """Tell that a worker failed and its work could not be done elsewhere.
 
     Raised when a task killed its worker more often than `restarts` allows, when a result or an exception could not be
-    sent, and when a pipeline could not be serialised.
+    sent, and when a pipeline could not be serialised. `pid` and `status` are those of a process that ended by itself;
+    a negative status is a signal.
     """
+
+    pid: int | None = None
+    status: int | None = None
 
 
 class WorkerTimeoutError(WorkerError, TimeoutError):

@@ -45,3 +45,38 @@ def test_training_reaches_95_percent_within_a_minute(tmp_path: Path) -> None:
     took = time.perf_counter() - start
     assert float(re.findall(r"accuracy ([\d.]+) %", out)[-1]) >= 95
     assert took < 60
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_the_drop_in_prints_the_losses_of_torchs_loader(workers: str, tmp_path: Path) -> None:
+    ours, torchs = (
+        run("dataloader_drop_in.py", "--loader", loader, "--workers", workers, "--epochs", "2", cwd=tmp_path)
+        for loader in ("pipes", "torch")
+    )
+    assert len(set(re.findall(r"loss (\d+\.\d{9})", ours))) == 2
+    assert ours == torchs
+
+
+def test_drop_in_training_gets_better(tmp_path: Path) -> None:
+    out = run("dataloader_drop_in.py", "--epochs", "4", cwd=tmp_path)
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", out)]
+    assert losses == sorted(losses, reverse=True)
+    assert float(re.findall(r"accuracy ([\d.]+) %", out)[-1]) >= 80
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_custom_batch_is_pinned_where_there_is_an_accelerator(workers: str, tmp_path: Path) -> None:
+    first, *lines = run("custom_batch_pin.py", "--workers", workers, cwd=tmp_path).splitlines()
+    expected = "not pinned" if first == "accelerator: none" else "pinned"
+    assert [line.partition(", mean")[0] for line in lines] == [f"Batch of {n}: {expected}" for n in [256] * 7 + [5]]
+
+
+@pytest.mark.parametrize("seed", ["0", "1"])
+def test_weighted_classes_are_about_balanced(seed: str, tmp_path: Path) -> None:
+    out = run("weighted_classes.py", "--seed", seed, "--size", "2000", cwd=tmp_path)
+    counts = {line[:34].strip(): [int(n) for n in line[34:].split()] for line in out.splitlines()}
+    assert counts.pop("class") == list(range(10))
+    assert counts["DataLoader, shuffled"] == counts["pipe, shuffled"] == [178, 10, 9, 10, 10, 10, 10, 9, 9, 9]
+    for way in ("DataLoader, WeightedRandomSampler", "pipe, weighted"):
+        assert sum(counts[way]) == 2000
+        assert all(0.07 <= n / 2000 <= 0.13 for n in counts[way]), f"{way}: {counts[way]}"  # 4.5 standard deviations

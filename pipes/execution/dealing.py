@@ -54,7 +54,9 @@ def discard(answer: Answered, bodies: Iterable[Any]) -> None:
 def deadly(death: Died, what: str, options: Options) -> WorkerError:
     """Word the error for work that killed its workers too often."""
     others = f", as {options.restarts} before it did" if options.restarts else ""
-    return WorkerError(f"{death.how} on {what}{others}; run that part with workers=0 to see why")
+    error = WorkerError(f"{death.how} on {what}{others}; run that part with workers=0 to see why")
+    error.pid, error.status = death.pid, death.status
+    return error
 
 
 class Deadline:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pipes.execution.launch import Child
 from pipes.execution.messages import Task
 
 
@@ -33,6 +34,8 @@ class Died:
 
     worker: int
     how: str
+    pid: int
+    status: int | None
 
 
 type Event = Answered | Died
@@ -44,8 +47,8 @@ class Pool(Protocol):
     size: int
 
     @property
-    def pids(self) -> list[int]:
-        """The workers' process ids; none where they are threads."""
+    def children(self) -> list[Child]:
+        """The workers' processes; none where they are threads."""
 
     def send(self, worker: int, task: Task) -> None:
         """Give a worker a task, without waiting."""

@@ -117,7 +117,7 @@ class ProcessPool:
         self._start(number)
         if hopeless:
             raise WorkerError(f"{how} while it started, {tries} times in a row; see what they printed")
-        return Died(number, how)
+        return Died(number, how, link.child.pid, link.child.status)
 
     def _forget(self, link: Link) -> None:
         for fd in (link.sock.fileno(), link.child.pidfd if link.child else -1):
@@ -237,9 +237,9 @@ class ProcessPool:
         return wire.pack(payload)
 
     @property
-    def pids(self) -> list[int]:
-        """See `Pool.pids`."""
-        return [link.child.pid for link in self._links if link.child is not None]
+    def children(self) -> list[launch.Child]:
+        """See `Pool.children`."""
+        return [link.child for link in self._links if link.child is not None]
 
     def name(self, worker: int) -> str:
         """See `Pool.name`."""

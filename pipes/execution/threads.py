@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from pipes.execution.launch import Child
 from pipes.execution.messages import Reply, Task
 from pipes.execution.plan import Plan
 from pipes.execution.pool import Answered, Event
@@ -58,8 +59,8 @@ class ThreadPool:
             self._done.put((number, error))
 
     @property
-    def pids(self) -> list[int]:
-        """See `Pool.pids`."""
+    def children(self) -> list[Child]:
+        """See `Pool.children`."""
         return []
 
     def send(self, worker: int, task: Task) -> None:

@@ -148,7 +148,7 @@ def _gathered(dataset: Any, indices: Any) -> list[Any] | None:
     columns = None if isinstance(dataset, (np.ndarray, torch.Tensor)) else columns_of(dataset)
     if columns is None or type(indices) is not list:
         return None
-    positions = np.asarray(indices)
+    positions: Any = np.asarray(indices)
     if positions.dtype != np.int64 or positions.ndim != 1 or not positions.size or positions.min() < 0:
         return None
     return [gather(array, positions) for array in columns.arrays]
@@ -210,9 +210,9 @@ class Batches(Source):
         dataset, replica = self.replica.dataset, self.replica
         if of_dataset is not None:
             dataset.load_state_dict(copy.deepcopy(of_dataset))
-        items = iter(dataset)
+        items: Any = iter(dataset)
         if of_items is not None:
-            items.load_state_dict(copy.deepcopy(of_items))  # type: ignore[attr-defined]  # it gave that state
+            items.load_state_dict(copy.deepcopy(of_items))
         elif of_dataset is None:
             replica.passed_over(items, given)
         if context.shard is None:
@@ -265,7 +265,7 @@ class Setup:
         seed = self.base_seed + number
         random.seed(seed)
         torch.manual_seed(seed)
-        np.random.seed(torch_worker._generate_state(self.base_seed, number))  # noqa: NPY002  # the one that users draw from
+        np.random.seed(_numpy_seed(self.base_seed, number))  # noqa: NPY002  # the one that users draw from
         torch_worker._worker_info = torch_worker.WorkerInfo(
             id=number, num_workers=self.workers, seed=seed, dataset=self.dataset
         )
@@ -273,6 +273,9 @@ class Setup:
             self.init_fn(number)
         if (state := self.states[number]) is not None:
             self.dataset.load_state_dict(copy.deepcopy(state))
+
+
+_numpy_seed: Callable[[int, int], list[int]] = torch_worker._generate_state
 
 
 def _collate_into(empty: Fill) -> None:

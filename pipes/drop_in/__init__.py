@@ -1,0 +1,1 @@
+"""What the drop-in `DataLoader` is made of: the rooms of the package that know torch's loader."""

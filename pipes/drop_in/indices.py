@@ -1,0 +1,69 @@
+"""The indices of an epoch, drawn from a sampler by the consumer.
+
+Laws: they are drawn in torch's order and no further ahead; each comes with the sampler's state behind it, so that a
+state is that of what was received; an exception of the sampler is raised behind everything that was drawn before it.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader
+
+from pipes.context import Cursor, Pair
+from pipes.drop_in.replicas import ENDED, is_stateful, taken
+
+
+class Drawn:
+    """The indices of an epoch, some of them drawn ahead, each with the number and the sampler's states behind it."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        plain = type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None
+        self._sampler: Any = loader.sampler if plain else loader._index_sampler
+        self._size = loader.batch_size if plain else None
+        self._least = self._size if loader.drop_last else 1
+        self._ahead: deque[Pair] = deque()
+        self._failure: Exception | None = None
+        self._items: Any = iter(())
+        self._given = 0
+
+    def start(self, items: Iterator[Any], upstream: Cursor, ahead: int) -> None:
+        """Begin an epoch behind what was received, and draw some indices ahead: now, as torch does."""
+        self._given, of_sampler, of_items = upstream or (0, None, None)
+        self._ahead, self._failure = deque(), None
+        if of_sampler is not None:
+            self._sampler.load_state_dict(of_sampler)
+        self._items = iter(self._sampler) if self._size is not None or of_sampler is not None else items
+        if of_items is not None:
+            self._items.load_state_dict(of_items)
+        if of_sampler is None and of_items is None:
+            for _ in range(self._given):
+                taken(self._items, self._size or 1)
+        try:
+            self._ahead.extend(itertools.islice(self._draw(), ahead))
+        except Exception as error:  # noqa: BLE001  # raised behind what was drawn before it
+            self._failure = error
+
+    def pairs(self, _: Cursor) -> Iterator[Pair]:
+        """Yield indices from where `start` began."""
+        while self._ahead:
+            yield self._ahead.popleft()
+        if self._failure is not None:
+            raise self._failure
+        yield from self._draw()
+
+    def _draw(self) -> Iterator[Pair]:
+        while (index := self._next()) is not ENDED:
+            self._given += 1
+            states = (copy.deepcopy(x.state_dict()) if is_stateful(x) else None for x in (self._sampler, self._items))
+            yield index, (self._given, *states)
+
+    def _next(self) -> Any:
+        if self._size is None:
+            return next(self._items, ENDED)
+        indices = taken(self._items, self._size)
+        return ENDED if len(indices) < (self._least or 1) else indices
