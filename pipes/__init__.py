@@ -1,6 +1,6 @@
 """Functional, composable data pipelines whose output never depends on how they are run."""
 
-from typing import TYPE_CHECKING, Any
+import typing
 
 from pipes.batching import batch
 from pipes.collating import collate, register_collate
@@ -21,7 +21,7 @@ from pipes.sharding import shard_by_rank, shard_by_worker
 from pipes.sources import from_arrays, from_iterable, from_map
 from pipes.stage import Block, Elementwise, Source, Stage
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from pipes.dataloader import DataLoader
 
 __all__ = [
@@ -73,7 +73,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import what needs torch when it is asked for."""
     if name != "DataLoader":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

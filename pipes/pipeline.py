@@ -194,6 +194,22 @@ class Pipeline(Value):
         stages = [skip(start)] if start else []
         return pipe(self, *stages, *([] if stop is None else [take(max(stop - start, 0))]))
 
+    def as_torch(self) -> Any:
+        """Return the pipeline as torch's `IterableDataset`, for what takes nothing else.
+
+        >>> from pipes import pipe, batch
+        >>> from torch.utils.data import DataLoader
+        >>> list(DataLoader(pipe(range(5), batch(2)).as_torch(), batch_size=None, num_workers=0))
+        [[0, 1], [2, 3], [4]]
+
+        Give torch's DataLoader `batch_size=None`; its workers then divide the outputs among them, and the order is this
+        pipeline's for any number. On a stream each of them computes what comes before as well. `set_epoch(n)` of what
+        is returned chooses the epoch.
+        """
+        from pipes.drop_in.as_torch import PipelineDataset  # it is made of pipelines, and needs torch
+
+        return PipelineDataset(self)
+
     # -- as a value ------------------------------------------------------------------------------------------------
 
     def seeded(self, seed: int) -> Pipeline:

@@ -252,6 +252,12 @@ class Loader:
             return found
         return Loader(found, self._start, self._options, persistent=self._persistent)
 
+    def as_torch(self) -> Any:
+        """Return the loader as torch's `IterableDataset`; give torch's DataLoader `batch_size=None` and no workers."""
+        from pipes.drop_in.as_torch import LoaderDataset  # it is made of loaders, and needs torch
+
+        return LoaderDataset(self)
+
     def __len__(self) -> int:
         return len(self.pipeline)
 

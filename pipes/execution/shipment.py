@@ -250,6 +250,13 @@ def reduced_tensor(obj: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(obj, torch.Tensor):
         return None
+    if type(obj) is torch.Tensor:
+        try:
+            array = obj.numpy()  # refuses whatever is no plain array in this process's memory
+        except (TypeError, RuntimeError):  # told apart below
+            pass
+        else:
+            return tensor_of, (array if array.flags.c_contiguous else array.copy(),)
     if obj.device.type != "cpu":
         raise TypeError(
             f"a tensor on {obj.device} cannot go to another process; move it to the accelerator behind pin(), "
@@ -262,6 +269,13 @@ def reduced_tensor(obj: Any) -> Any:
     plain = obj.detach().contiguous()
     raw = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
     return rebuilt_tensor, (raw, str(plain.dtype).partition(".")[2], tuple(plain.shape), obj.requires_grad)
+
+
+def tensor_of(array: np.ndarray[Any, Any]) -> Any:
+    """Return an array as a tensor."""
+    import torch  # only a pipeline of tensors needs torch
+
+    return torch.from_numpy(array)
 
 
 def rebuilt_tensor(raw: np.ndarray[Any, Any], dtype: str, shape: Sequence[int], requires_grad: bool) -> Any:
