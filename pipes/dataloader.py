@@ -140,21 +140,22 @@ class _Iterator(_BaseDataLoaderIter):
         """Draw the epoch's order again, with the generators as the epoch found them, up to what was received."""
         if generators.is_torchs(loader.sampler):
             next(iter(loader.sampler), None)  # the program's generators move on as at the beginning of any epoch
-        names = ("first", "base_seed", "batches", "cursor", "generators", "datasets")
-        self._load(loader, Progress(True, **{name: state[name] for name in names}))
+        names = ("first", "base_seed", "batches", "cursor", "generators")
+        datasets = [] if all(s is None for s in state["datasets"]) else state["datasets"]
+        self._load(loader, Progress(True, datasets=datasets, **{name: state[name] for name in names}))
         self._base_seed, self._num_yielded = state["base_seed"], state["batches"]
         with generators.as_then(loader, state["generators"]):
             items = iter(self._index_sampler)
             if state["first"]:
                 torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # the base seed
-                items = iter(self._index_sampler) if self._num_workers else items
-            self._begin(loader, items)
+                items = iter(self._index_sampler) if state["num_workers"] else items  # asked again, see above
+            self._begin(loader, items, ahead=1)
 
-    def _begin(self, loader: DataLoader[Any], items: Iterator[Any]) -> None:
+    def _begin(self, loader: DataLoader[Any], items: Iterator[Any], ahead: int = 0) -> None:
         """Start a run: the workers, the sampler behind what was received, and indices to keep the workers busy."""
         cursor = self._progress.cursor
         if not is_iterable(loader):
-            ahead = self._num_workers * (loader.prefetch_factor or 0) or (cursor is not None)
+            ahead = max(ahead, self._num_workers * (loader.prefetch_factor or 0))
             self._indices.start(items, cursor and cursor[0][0], ahead)
         loader._progress = self._progress
         self._loader.go_on(Position(self._loader.epoch, cursor))

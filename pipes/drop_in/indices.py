@@ -27,24 +27,14 @@ class Drawn:
         self._size = loader.batch_size if plain else None
         self._least = self._size if loader.drop_last else 1
         self._ahead: deque[Pair] = deque()
+        self._rest: Iterator[Pair] = iter(())
         self._failure: Exception | None = None
-        self._items: Any = iter(())
-        self._given = 0
 
     def start(self, items: Iterator[Any], upstream: Cursor, ahead: int) -> None:
         """Begin an epoch behind what was received, and draw some indices ahead: now, as torch does."""
-        self._given, of_sampler, of_items = upstream or (0, None, None)
-        self._ahead, self._failure = deque(), None
-        if of_sampler is not None:
-            self._sampler.load_state_dict(of_sampler)
-        self._items = iter(self._sampler) if self._size is not None or of_sampler is not None else items
-        if of_items is not None:
-            self._items.load_state_dict(of_items)
-        if of_sampler is None and of_items is None:
-            for _ in range(self._given):
-                taken(self._items, self._size or 1)
+        self._ahead, self._rest, self._failure = deque(), self._drawn(items, upstream), None
         try:
-            self._ahead.extend(itertools.islice(self._draw(), ahead))
+            self._ahead.extend(itertools.islice(self._rest, ahead))
         except Exception as error:  # noqa: BLE001  # raised behind what was drawn before it
             self._failure = error
 
@@ -54,16 +44,26 @@ class Drawn:
             yield self._ahead.popleft()
         if self._failure is not None:
             raise self._failure
-        yield from self._draw()
+        yield from self._rest
 
-    def _draw(self) -> Iterator[Pair]:
-        while (index := self._next()) is not ENDED:
-            self._given += 1
-            states = (copy.deepcopy(x.state_dict()) if is_stateful(x) else None for x in (self._sampler, self._items))
-            yield index, (self._given, *states)
+    def _drawn(self, items: Any, upstream: Cursor) -> Iterator[Pair]:
+        given, of_sampler, of_items = upstream or (0, None, None)
+        if of_sampler is not None:
+            self._sampler.load_state_dict(of_sampler)
+        if self._size is not None or of_sampler is not None:
+            items = iter(self._sampler)  # asked only now, as torch's BatchSampler does
+        if of_items is not None:
+            items.load_state_dict(of_items)
+        if of_sampler is None and of_items is None:
+            for _ in range(given):
+                taken(items, self._size or 1)
+        while (index := self._next(items)) is not ENDED:
+            given += 1
+            states = (copy.deepcopy(x.state_dict()) if is_stateful(x) else None for x in (self._sampler, items))
+            yield index, (given, *states)
 
-    def _next(self) -> Any:
+    def _next(self, items: Iterator[Any]) -> Any:
         if self._size is None:
-            return next(self._items, ENDED)
-        indices = taken(self._items, self._size)
+            return next(items, ENDED)
+        indices = taken(items, self._size)
         return ENDED if len(indices) < (self._least or 1) else indices
