@@ -119,7 +119,8 @@ class Merged(Node):
         else:
             runs = [iter(()) if c == self.DONE else node.run(c) for node, c in builtins.zip(self.nodes, cursors)]
         while any(c != self.DONE for c in cursors):
-            s, turn = turn, (turn + 1) % len(self.nodes)
+            s = turn if self.context.runner is None else self.context.runner.turn(turn)
+            turn = (s + 1) % len(self.nodes)
             if cursors[s] == self.DONE:
                 continue
             with info.in_shard(s, len(self.nodes)):

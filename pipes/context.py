@@ -30,6 +30,9 @@ class Runner(Protocol):
     def shards(self, merge: Any, cursors: Sequence[Cursor]) -> list[Iterator[Pair]]:
         """Run every shard of a merge from its cursor."""
 
+    def turn(self, shard: int) -> int:
+        """Return the shard whose output comes next: the given one, or where order does not matter any that has one."""
+
 
 _UNSEEDED = Unseeded()
 

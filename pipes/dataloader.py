@@ -232,7 +232,7 @@ def _executed(loader: DataLoader[Any], indices: Drawn, progress: Progress) -> Lo
         ordered=loader.in_order,
         timeout=loader.timeout or None,
         restarts=RESTARTS,
-        rotate=loader.in_order,
+        rotate=loader.in_order or is_iterable(loader),
     )
     start = Start(workers, "process", start_method(loader.multiprocessing_context), setup, RESTARTS)
     return Loader(pipeline, start, options, persistent=loader.persistent_workers)

@@ -309,3 +309,16 @@ def with_pid(x: Any) -> tuple[Any, int]:
 
 def repr_of(x: Any) -> str:
     return repr(vars(x)) if isinstance(x, Reads) else repr(x) if not callable(x) else x.__name__
+
+
+class Gate:
+    """Lets every element pass but one, which waits until somebody opens a named pipe for writing."""
+
+    def __init__(self, path: str, held: int) -> None:
+        self.path, self.held = path, held
+
+    def __call__(self, x: int) -> int:
+        if x == self.held:
+            with open(self.path, encoding="utf-8") as pipe:
+                pipe.read()
+        return x

@@ -9,8 +9,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +20,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tasks import Gate
 from torch.utils.data import (
     BatchSampler,
     ChainDataset,
@@ -532,6 +535,27 @@ def test_an_iterable_style_state_needs_its_number_of_workers() -> None:
     del it
     with pytest.raises(ValueError, match="`num_workers` must be 2"):
         DataLoader(Streamed(9, "pairs"), 2, num_workers=1).load_state_dict(state)
+
+
+class Gated(IterableDataset[int]):
+    """The first replica waits at a named pipe."""
+
+    def __init__(self, path: str) -> None:
+        self.gate = Gate(path, held=0)
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        assert worker is not None
+        return map(self.gate, range(worker.id, 8, worker.num_workers))
+
+
+def test_without_order_no_replica_waits_for_another(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    loader = DataLoader(Gated(str(tmp_path / "gate")), batch_size=None, num_workers=2, in_order=False)
+    batches = iter(loader)
+    assert [next(batches) for _ in range(4)] == [1, 3, 5, 7]
+    (tmp_path / "gate").open("w").close()
+    assert list(batches) == [0, 2, 4, 6]
 
 
 def test_without_order_there_is_no_state() -> None:

@@ -26,6 +26,7 @@ from tasks import (
     Describes,
     FailsAt,
     Faulty,
+    Gate,
     Local,
     Lock,
     Locked,
@@ -141,6 +142,19 @@ def test_without_order_the_outputs_are_the_same_in_some_order(pipeline: p.Pipeli
     head = pipe(pipeline.source, *in_workers).seeded(pipeline.seed)  # what follows may depend on the order
     with execute(head, ordered=False, **way) as loader:
         assert Counter(map(repr, loader)) == Counter(map(repr, head))
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way["backend"] != "serial"])
+def test_without_order_no_shard_waits_for_another(way: dict[str, Any], tmp_path: Path) -> None:
+    path = str(tmp_path / "gate")
+    os.mkfifo(path)
+    sharded = pipe(range(8), p.shard_by_worker(2), p.map(Gate(path, held=0)))
+    with execute(sharded, workers=2, ordered=False, **way) as loader:
+        outputs = iter(loader)
+        assert [next(outputs) for _ in range(4)] == [1, 3, 5, 7]
+        with open(path, "w", encoding="utf-8"):
+            pass
+        assert list(outputs) == [0, 2, 4, 6]
 
 
 AUGMENTED = [

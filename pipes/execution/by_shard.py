@@ -24,6 +24,7 @@ class _Shard:
     asked: deque[int] = field(default_factory=deque)  # outputs of each task under way
     error: BaseException | None = None
     ended: bool = False
+    told: bool = False  # and the merge knows
     fresh: bool = True
     deaths: int = 0
     suspects: int = 0  # outputs on one of which a worker died
@@ -48,6 +49,20 @@ class ShardRun:
             self._ask(shard)
         return [self._outputs(self.shards[s]) if s in self.shards else iter(()) for s in range(len(cursors))]
 
+    def turn(self, number: int) -> int:
+        """See `Runner.turn`."""
+        if self.options.ordered:
+            return number
+        order = sorted(self.shards.values(), key=lambda shard: (shard.number < number, shard.number))
+        deadline = Deadline(self.options.timeout)
+        while waiting := [shard for shard in order if not shard.told]:
+            ready = next((shard for shard in waiting if shard.received or shard.ended), None)
+            if ready is not None:
+                return ready.number
+            if not self._take_events(deadline.left()) and deadline.passed():
+                raise timeout_error(self.pool, self.options, waiting[0].worker, f"shard {waiting[0].number}")
+        return number
+
     def abandon(self) -> None:
         """See `UnitRun.abandon`."""
         for shard in self.shards.values():
@@ -62,6 +77,7 @@ class ShardRun:
                 if not self._take_events(deadline.left()) and deadline.passed():
                     raise timeout_error(self.pool, self.options, shard.worker, f"shard {shard.number}")
             if not shard.received:
+                shard.told = True
                 if shard.error is not None:
                     raise shard.error
                 return

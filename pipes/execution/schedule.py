@@ -51,3 +51,7 @@ class Scheduler:
         self.abandon()
         self._running = run = ShardRun(self._pool, self._options, next(self._runs), merge.context)
         return run.iterators(cursors)
+
+    def turn(self, shard: int) -> int:
+        """See `Runner.turn`."""
+        return self._running.turn(shard) if isinstance(self._running, ShardRun) else shard
