@@ -35,6 +35,7 @@ from pipes.drop_in.replicas import (
     fetch,
     is_stateful,
     replicate,
+    stopped,
 )
 from pipes.errors import WorkerError
 from pipes.execution.dealing import Options
@@ -120,7 +121,8 @@ class _Iterator(_BaseDataLoaderIter):
         else:
             datasets = between["datasets"] if between is not None and loader.persistent_workers else []
             self._load(loader, Progress(True, base_seed=self._base_seed, generators=begun, datasets=datasets))
-            self._begin(loader, self._sampler_iter)
+            first = is_stateful(self._dataset)  # whose state may be that of the generator the order is drawn from
+            self._begin(loader, self._sampler_iter, ahead=int(first))
         if not self._num_workers:
             self._open()
 
@@ -187,7 +189,13 @@ class _Iterator(_BaseDataLoaderIter):
             raise
         except WorkerError as error:
             raise in_torchs_words(error, self._timeout) from error
-        return _pinned(batch, self._pin_memory_device) if self._pin_memory else batch
+        return self._pinned(batch) if self._pin_memory else batch
+
+    def _pinned(self, batch: Any) -> Any:
+        try:
+            return _pinned(batch, self._pin_memory_device)
+        except StopIteration as error:
+            raise stopped(error, "in pin_memory") from error
 
     def _received(self) -> Any:
         while True:
@@ -232,6 +240,8 @@ def _executed(loader: DataLoader[Any], indices: Drawn, progress: Progress) -> Lo
         ordered=loader.in_order,
         timeout=loader.timeout or None,
         restarts=RESTARTS,
+        most=1,
+        window=1,
         rotate=loader.in_order or is_iterable(loader),
     )
     start = Start(workers, "process", start_method(loader.multiprocessing_context), setup, RESTARTS)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import TensorDataset, default_collate
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
@@ -87,7 +87,7 @@ class Replica:
             else:
                 batch = self.collate_fn(self._samples(index))
         except StopIteration as error:
-            return Failure(_stopped(error, f"for index {index!r}"))
+            return Failure(stopped(error, f"for index {index!r}"))
         except Exception as error:  # noqa: BLE001  # the iterator raises it
             return Failure(error)
         return WithState(batch, copy.deepcopy(self.dataset.state_dict())) if is_stateful(self.dataset) else batch
@@ -115,7 +115,7 @@ class Replica:
         try:
             return self.collate_fn(samples)
         except StopIteration as error:
-            return Failure(_stopped(error, "in collate_fn"))
+            return Failure(stopped(error, "in collate_fn"))
 
     def passed_over(self, items: Iterator[Any], batches: int) -> None:
         """Draw batches that were received before."""
@@ -133,13 +133,14 @@ def taken(items: Iterator[Any], size: int) -> list[Any]:
     return out
 
 
-def _stopped(error: StopIteration, where: str) -> StageError:
-    stopped = StageError(
-        f"the data set or collate_fn raised StopIteration {where}, which would end the epoch early without a word; "
+def stopped(error: StopIteration, where: str) -> StageError:
+    """Word the error for a `StopIteration` that user code let escape."""
+    worded = StageError(
+        f"StopIteration was raised {where}, which would end the epoch early without a word; "
         "catch it there, and raise IndexError or return a value"
     )
-    stopped.__cause__ = error
-    return stopped
+    worded.__cause__ = error
+    return worded
 
 
 def is_stateful(x: Any) -> bool:
@@ -149,13 +150,23 @@ def is_stateful(x: Any) -> bool:
 
 def _gathered(dataset: Any, indices: Any) -> list[Any] | None:
     """Return what collating these rows of a `TensorDataset` gives, with one gather per column."""
-    columns = None if isinstance(dataset, (np.ndarray, torch.Tensor)) else columns_of(dataset)
-    if columns is None or type(indices) is not list:
+    columns = columns_of(dataset) if isinstance(dataset, TensorDataset) else None
+    if columns is None or type(indices) is not list or not _rules_are_torchs():
+        return None
+    if any(array.layout is not torch.strided for array in columns.arrays):
         return None
     positions: Any = np.asarray(indices)
     if positions.dtype != np.int64 or positions.ndim != 1 or not positions.size or positions.min() < 0:
         return None
     return [gather(array, positions) for array in columns.arrays]
+
+
+def _rules_are_torchs() -> bool:
+    """Whether nobody has changed how `default_collate` treats tuples and tensors."""
+    rules: dict[Any, Any] = torch_collate.default_collate_fn_map
+    of_tensors = rules.get(torch.Tensor)
+    ours = isinstance(of_tensors, functools.partial) and of_tensors.func is _stacked_tensors
+    return (ours or of_tensors is torch_collate.collate_tensor_fn) and not any(issubclass(tuple, cls) for cls in rules)
 
 
 # -- map-style data sets: the consumer draws indices, and a worker fetches ---------------------------------------------

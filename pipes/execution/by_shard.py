@@ -20,6 +20,7 @@ class _Shard:
     number: int
     worker: int
     cursor: Cursor  # after the last output that was received
+    size: Size
     received: deque[tuple[Answered, Any, Cursor]] = field(default_factory=deque)
     asked: deque[int] = field(default_factory=deque)  # outputs of each task under way
     error: BaseException | None = None
@@ -28,7 +29,6 @@ class _Shard:
     fresh: bool = True
     deaths: int = 0
     suspects: int = 0  # outputs on one of which a worker died
-    size: Size = field(default_factory=Size)
 
 
 class ShardRun:
@@ -44,7 +44,8 @@ class ShardRun:
         """Return one iterator per shard."""
         live = [s for s, cursor in enumerate(cursors) if cursor != Merged.DONE]
         for i, s in enumerate(live):
-            self.shards[s] = _Shard(s, (s if self.options.rotate else i) % self.pool.size, cursors[s])
+            worker = (s if self.options.rotate else i) % self.pool.size
+            self.shards[s] = _Shard(s, worker, cursors[s], Size(self.options.most))
         for shard in self.shards.values():
             self._ask(shard)
         return [self._outputs(self.shards[s]) if s in self.shards else iter(()) for s in range(len(cursors))]
@@ -121,8 +122,7 @@ class ShardRun:
             shard.deaths = 0
         shard.error = event.error()
         shard.ended = event.ended or shard.error is not None
-        if not self.options.rotate:
-            shard.size.learn(len(pairs), event.seconds)
+        shard.size.learn(len(pairs), event.seconds)
 
     def _move(self, death: Died) -> None:
         """Start a dead worker's shards again in its successor, from the last output received."""
@@ -131,7 +131,7 @@ class ShardRun:
         if blamed is not None:
             blamed.deaths += 1
             blamed.suspects = max(blamed.suspects, sum(blamed.asked))
-            blamed.size = Size()  # asked output by output, what precedes the deadly one is delivered
+            blamed.size = Size(self.options.most)  # asked output by output, what precedes the deadly one is delivered
             if blamed.deaths > self.options.restarts:
                 blamed.ended = True
                 blamed.error = deadly(death, f"shard {blamed.number} after cursor {blamed.cursor!r}", self.options)

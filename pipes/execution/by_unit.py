@@ -10,7 +10,7 @@ from typing import Any
 
 from pipes.context import Cursor, Pair
 from pipes.errors import WorkerError, WorkerTimeoutError
-from pipes.execution.dealing import AT_A_WORKER, WINDOW, Deadline, Options, Size, deadly, discard, timeout_error
+from pipes.execution.dealing import AT_A_WORKER, Deadline, Options, Size, deadly, discard, timeout_error
 from pipes.execution.messages import Units, place_of
 from pipes.execution.pool import Answered, Died, Pool
 from pipes.heads import Head, Unit
@@ -42,7 +42,6 @@ class UnitRun:
     head: Head
     tasks: deque[_Task] = field(default_factory=deque)  # dealt and not delivered, in order
     again: deque[_Task] = field(default_factory=deque)  # those that died with their worker
-    size: Size = field(default_factory=Size)
     failure: BaseException | None = None  # of the source, raised behind everything drawn before it
     exhausted: bool = False
 
@@ -50,6 +49,7 @@ class UnitRun:
         self.place = place_of(self.head.context)
         self.at: list[deque[_Task]] = [deque() for _ in range(self.pool.size)]
         self.numbers = itertools.count()
+        self.size = Size(self.options.most)
 
     def pairs(self, cursor: Cursor) -> Iterator[Pair]:
         """Yield (output, cursor after it) in the order of the serial run."""
@@ -113,7 +113,7 @@ class UnitRun:
             done = next((task for task in candidates if task.is_done), None)
             if done is not None:
                 return done
-            self._deal(few if self.options.rotate else WINDOW * few)
+            self._deal(self.options.window * few)
             if not self._take_events(deadline.left()) and deadline.passed():
                 raise self._stuck(self.tasks[0])
 
@@ -127,8 +127,7 @@ class UnitRun:
             else:
                 task = self.at[event.worker].popleft()  # a worker answers in order
                 task.answer = event
-                if not self.options.rotate:
-                    self.size.learn(len(task.units), event.seconds)
+                self.size.learn(len(task.units), event.seconds)
         return bool(events)
 
     def _deal(self, limit: int) -> None:

@@ -14,35 +14,38 @@ TASK_SECONDS = 2e-3
 MOST_IN_A_TASK = 1024
 AT_A_WORKER = 2
 WINDOW = 4
-"""How many times `prefetch` the reorder window is while the consumer waits for a slow task."""
+"""How many times `prefetch` the reorder window is, by default, while the consumer waits for a slow task."""
 
 
 @dataclass(frozen=True)
 class Options:
     """How tasks are dealt: nothing here may change the output, but `ordered=False`.
 
-    With `rotate` a task is one unit, and unit (or shard) k is worker k's, modulo their number, as torch deals batches:
-    what a worker draws from its own generators then does not depend on its speed.
+    A task is `most` units at most; while the consumer waits for a slow one, up to `window` times as many are under way.
+    With `rotate` unit (or shard) k is worker k's, modulo their number, as torch deals batches: what a worker draws from
+    its own generators then does not depend on its speed.
     """
 
     prefetch: int = 2
     ordered: bool = True
     timeout: float | None = None
     restarts: int = 3
+    most: int = MOST_IN_A_TASK
+    window: int = WINDOW
     rotate: bool = False
 
 
 class Size:
     """How many units make a task: as many as take a millisecond or two, found as answers come."""
 
-    def __init__(self) -> None:
-        self.units = 1
+    def __init__(self, most: int) -> None:
+        self.units, self._most = 1, most
 
     def learn(self, count: int, seconds: float) -> None:
         """Grow at most twofold, since the first units are the slowest."""
         if count:
             fitting = int(TASK_SECONDS * count / max(seconds, 1e-9))
-            self.units = max(1, min(fitting, 2 * self.units, MOST_IN_A_TASK))
+            self.units = max(1, min(fitting, 2 * self.units, self._most))
 
 
 def discard(answer: Answered, bodies: Iterable[Any]) -> None:

@@ -12,6 +12,7 @@ process's alone.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import os
 import pickle
@@ -145,6 +146,7 @@ def _fork(fds: list[int], target: Target) -> Child:
 def _run_child(fds: list[int], target: Target) -> None:
     """Never return: a forked child must not run the caller's code, nor its exit handlers."""
     code = 1
+    gc.freeze()  # the program's garbage is the program's: its finalizers must not run here
     try:
         for private in list(PRIVATE):
             private.close_inherited()

@@ -254,9 +254,9 @@ def reduced_tensor(obj: Any) -> Any:
         try:
             array = obj.numpy()  # refuses whatever is no plain array in this process's memory
         except (TypeError, RuntimeError):  # told apart below
-            pass
-        else:
-            return tensor_of, (array if array.flags.c_contiguous else array.copy(),)
+            array = None
+        if array is not None and array.flags.c_contiguous:
+            return tensor_of, (array,)
     if obj.device.type != "cpu":
         raise TypeError(
             f"a tensor on {obj.device} cannot go to another process; move it to the accelerator behind pin(), "
@@ -266,9 +266,11 @@ def reduced_tensor(obj: Any) -> Any:
         raise TypeError("a tensor that has a gradient's history cannot go to another process; return x.detach()")
     if type(obj) is not torch.Tensor or obj.layout is not torch.strided or obj.is_quantized or obj.is_conj():
         return None
-    plain = obj.detach().contiguous()
+    order = sorted(range(obj.dim()), key=lambda d: -obj.stride(d))  # a memory format is kept, gaps are not
+    plain = obj.detach().permute(order).contiguous()
     raw = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
-    return rebuilt_tensor, (raw, str(plain.dtype).partition(".")[2], tuple(plain.shape), obj.requires_grad)
+    how = str(plain.dtype).partition(".")[2], tuple(plain.shape), tuple(np.argsort(order).tolist())
+    return rebuilt_tensor, (raw, *how, obj.requires_grad)
 
 
 def tensor_of(array: np.ndarray[Any, Any]) -> Any:
@@ -278,9 +280,11 @@ def tensor_of(array: np.ndarray[Any, Any]) -> Any:
     return torch.from_numpy(array)
 
 
-def rebuilt_tensor(raw: np.ndarray[Any, Any], dtype: str, shape: Sequence[int], requires_grad: bool) -> Any:
+def rebuilt_tensor(
+    raw: np.ndarray[Any, Any], dtype: str, shape: Sequence[int], order: Sequence[int], requires_grad: bool
+) -> Any:
     """Rebuild a tensor on the memory of an array."""
     import torch  # only a pipeline of tensors needs torch
 
-    tensor = torch.from_numpy(raw).view(getattr(torch, dtype)).view(tuple(shape))
+    tensor = torch.from_numpy(raw).view(getattr(torch, dtype)).view(tuple(shape)).permute(tuple(order))
     return tensor.requires_grad_() if requires_grad else tensor
