@@ -22,12 +22,11 @@ from pipes.sources import from_arrays, from_iterable, from_map
 from pipes.stage import Block, Elementwise, Source, Stage
 
 if typing.TYPE_CHECKING:
-    from pipes.dataloader import DataLoader
+    from pipes.dataloader import DataLoader as DataLoader
 
 __all__ = [
     "Block",
     "Context",
-    "DataLoader",
     "Elementwise",
     "Loader",
     "Order",
@@ -74,7 +73,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import what needs torch when it is asked for."""
+    """Import `DataLoader` when it is asked for; it is not in `__all__`, so that `import *` needs no torch."""
     if name != "DataLoader":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from pipes.dataloader import DataLoader

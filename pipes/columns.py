@@ -55,12 +55,11 @@ class Columns(Value):
 def gather(array: Any, positions: npt.NDArray[np.int64]) -> Any:
     """Index an array or a tensor along its first dimension by an array of positions."""
     if isinstance(array, np.ndarray):
-        return np.asarray(array).take(
-            positions, 0
-        )  # a third of the cost of array[positions]; a plain array of a memmap
+        return np.asarray(array).take(positions, 0)  # a third of array[positions]'s cost; of a memmap a plain array
     import torch  # a column that is no array is a tensor, so torch is imported already
 
-    return array.index_select(0, torch.from_numpy(positions))  # no threads, which array[positions] wakes
+    index = torch.from_numpy(positions).to(array.device)
+    return array.index_select(0, index)  # no threads, which array[positions] wakes
 
 
 def stacks(array: Any) -> bool:
@@ -82,7 +81,7 @@ def _concatenate(arrays: Sequence[Any]) -> Any:
 
 
 def columns_of(dataset: Any) -> Columns | None:
-    """Return the columns whose rows a dataset's samples are known to be: an array's, a tensor's, a `TensorDataset`'s.
+    """Return a data set's columns where its samples are known to be their rows: an array, a tensor, a `TensorDataset`.
 
     Not those of a subclass of `TensorDataset`, whose `__getitem__` may do anything.
     """

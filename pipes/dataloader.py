@@ -32,10 +32,10 @@ from pipes.drop_in.replicas import (
     Replica,
     Setup,
     WithState,
+    escaped,
     fetch,
     is_stateful,
     replicate,
-    stopped,
 )
 from pipes.errors import WorkerError
 from pipes.execution.dealing import Options
@@ -43,10 +43,7 @@ from pipes.execution.loader import Loader, Start
 from pipes.execution.state import Position
 from pipes.pipeline import pipe
 
-RESTARTS = 3
-
-
-_pinned: Callable[[Any, str | None], Any] = pinning.pin_memory
+_pin: Callable[[Any, str | None], Any] = pinning.pin_memory
 
 
 class DataLoader[T](TorchDataLoader[T]):
@@ -60,7 +57,7 @@ class DataLoader[T](TorchDataLoader[T]):
 
     Several times faster with workers; any function may be passed to them, under any start method; a worker that dies
     is replaced. `state_dict` and `load_state_dict` stop and go on in the middle of an epoch; with a map-style data set
-    any number of workers may go on. A `StopIteration` of a data set or of `collate_fn` is an error, and never the end.
+    any number of workers may go on. A `StopIteration` out of `__getitem__` or `collate_fn` is an error.
     """
 
     _progress: Progress | None = None
@@ -71,8 +68,9 @@ class DataLoader[T](TorchDataLoader[T]):
             return super()._get_iterator()
         if self.num_workers:
             self.check_worker_number_rationality()
-        state, self._loaded = self._loaded, None
-        return _Iterator(self, state)
+        iterator = _Iterator(self, self._loaded)
+        self._loaded = None
+        return iterator
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the user stands, for a loader of the same data, samplers and batch size to go on from.
@@ -80,18 +78,22 @@ class DataLoader[T](TorchDataLoader[T]):
         At any moment, and it tells what was received, not what was loaded ahead. It goes through JSON if the states of
         the data set and the sampler do, which are in it if they have `state_dict` and `load_state_dict`.
         """
-        if not self.in_order:
-            raise RuntimeError("a loader with in_order=False has no state: what was received is no prefix")
+        self._check_has_states()
         if self._loaded is not None:
             return copy.deepcopy(self._loaded)
         return (self._progress or Progress()).saved(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next `iter` go on from a state."""
-        if not self.in_order:
-            raise RuntimeError("a loader with in_order=False cannot go on from a state; leave in_order out")
+        self._check_has_states()
         check(self, state)
         self._iterator, self._progress, self._loaded = None, None, copy.deepcopy(state)
+
+    def _check_has_states(self) -> None:
+        if not self.in_order:
+            raise RuntimeError("a loader with in_order=False has no state: what was received is no prefix")
+        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
+            raise RuntimeError("a loader of a DataPipe has no state, since torch itself iterates it; pass a data set")
 
 
 class _Iterator(_BaseDataLoaderIter):
@@ -110,7 +112,8 @@ class _Iterator(_BaseDataLoaderIter):
             self._restore(loader, between)
         begun = generators.states(loader)
         super().__init__(loader)
-        if between is not None and loader.persistent_workers and between["base_seed"] is not None:
+        kept = between is not None and loader.persistent_workers and between["base_seed"] is not None
+        if between is not None and kept:
             self._base_seed = between["base_seed"]  # which is drawn once, before the first epoch
             self._restore(loader, between)
         if self._num_workers:
@@ -119,18 +122,20 @@ class _Iterator(_BaseDataLoaderIter):
         if state is not None and between is None:
             self._go_on(loader, state)
         else:
-            datasets = between["datasets"] if between is not None and loader.persistent_workers else []
-            self._load(loader, Progress(True, base_seed=self._base_seed, generators=begun, datasets=datasets))
-            first = is_stateful(self._dataset)  # whose state may be that of the generator the order is drawn from
-            self._begin(loader, self._sampler_iter, ahead=int(first))
+            progress = Progress(running=True, first=not kept, base_seed=self._base_seed, generators=begun)
+            progress.datasets = between["datasets"] if between is not None and loader.persistent_workers else []
+            self._load(loader, progress)
+            # the state of a data set may be that of the generator that the order is drawn from: draw it first
+            self._begin(loader, self._sampler_iter, ahead=int(is_stateful(self._dataset)))
         if not self._num_workers:
             self._open()
 
     @staticmethod
     def _restore(loader: DataLoader[Any], state: dict[str, Any]) -> None:
         """Make things as they were between two epochs."""
+        dataset: Any = loader.dataset
         if not loader.num_workers and state["datasets"] and state["datasets"][0] is not None:
-            loader.dataset.load_state_dict(copy.deepcopy(state["datasets"][0]))  # type: ignore[attr-defined]  # it gave it
+            dataset.load_state_dict(copy.deepcopy(state["datasets"][0]))
         generators.restore(loader, state["generators"])
 
     def _load(self, loader: DataLoader[Any], progress: Progress) -> None:
@@ -142,16 +147,17 @@ class _Iterator(_BaseDataLoaderIter):
         """Draw the epoch's order again, with the generators as the epoch found them, up to what was received."""
         if generators.is_torchs(loader.sampler):
             next(iter(loader.sampler), None)  # the program's generators move on as at the beginning of any epoch
-        names = ("first", "base_seed", "batches", "cursor", "generators")
-        datasets = [] if all(s is None for s in state["datasets"]) else state["datasets"]
-        self._load(loader, Progress(True, datasets=datasets, **{name: state[name] for name in names}))
+        progress = Progress.loaded(state)
+        if all(of_dataset is None for of_dataset in progress.datasets):
+            progress.datasets = []  # perhaps as many as there were other workers
+        self._load(loader, progress)
         self._base_seed, self._num_yielded = state["base_seed"], state["batches"]
         with generators.as_then(loader, state["generators"]):
             items = iter(self._index_sampler)
             if state["first"]:
                 torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # the base seed
                 items = iter(self._index_sampler) if state["num_workers"] else items  # asked again, see above
-            self._begin(loader, items, ahead=1)
+            self._begin(loader, items, ahead=1)  # the order is drawn now, under these generators
 
     def _begin(self, loader: DataLoader[Any], items: Iterator[Any], ahead: int = 0) -> None:
         """Start a run: the workers, the sampler behind what was received, and indices to keep the workers busy."""
@@ -160,7 +166,7 @@ class _Iterator(_BaseDataLoaderIter):
             ahead = max(ahead, self._num_workers * (loader.prefetch_factor or 0))
             self._indices.start(items, cursor and cursor[0][0], ahead)
         loader._progress = self._progress
-        self._loader.go_on(Position(self._loader.epoch, cursor))
+        self._loader._go_on(Position(self._loader.epoch, cursor))
         self._batches = iter(self._loader)
 
     def _open(self) -> None:
@@ -169,7 +175,7 @@ class _Iterator(_BaseDataLoaderIter):
             self._dataset.load_state_dict(copy.deepcopy(state))
         if self._dataset_kind == _DatasetKind.Iterable:
             next(self._batches)
-            self._progress.cursor = self._loader.position.cursor
+            self._progress.cursor = self._loader._position[1]
         elif is_stateful(self._dataset):
             self._progress.datasets[0] = copy.deepcopy(self._dataset.state_dict())
 
@@ -177,7 +183,11 @@ class _Iterator(_BaseDataLoaderIter):
         begun = generators.states(loader)
         super()._reset(loader, first_iter)
         self._progress = Progress(
-            True, False, base_seed=self._base_seed, generators=begun, datasets=list(self._progress.datasets)
+            running=True,
+            first=False,
+            base_seed=self._base_seed,
+            generators=begun,
+            datasets=list(self._progress.datasets),
         )
         self._begin(loader, self._sampler_iter)
 
@@ -193,14 +203,14 @@ class _Iterator(_BaseDataLoaderIter):
 
     def _pinned(self, batch: Any) -> Any:
         try:
-            return _pinned(batch, self._pin_memory_device)
+            return _pin(batch, self._pin_memory_device)
         except StopIteration as error:
-            raise stopped(error, "in pin_memory") from error
+            raise escaped(error, "in pin_memory") from error
 
     def _received(self) -> Any:
         while True:
             batch = next(self._batches)
-            cursor = self._progress.cursor = self._loader.position.cursor
+            cursor = self._progress.cursor = self._loader._position[1]
             if isinstance(batch, Ended):
                 self._progress.datasets[self._worker_of(cursor)] = batch.state
                 continue
@@ -222,7 +232,7 @@ class _Iterator(_BaseDataLoaderIter):
     @property
     def _workers(self) -> list[Worker]:
         """The workers as processes, under the name that torch's iterator has for them."""
-        return [] if self._loader.pool is None else [Worker(child) for child in self._loader.pool.children]
+        return [Worker(child) for child in self._loader._children]
 
 
 def _executed(loader: DataLoader[Any], indices: Drawn, progress: Progress) -> Loader:
@@ -239,10 +249,9 @@ def _executed(loader: DataLoader[Any], indices: Drawn, progress: Progress) -> Lo
         loader.prefetch_factor or 1,
         ordered=loader.in_order,
         timeout=loader.timeout or None,
-        restarts=RESTARTS,
-        most=1,
+        most_in_a_task=1,
         window=1,
         rotate=loader.in_order or is_iterable(loader),
     )
-    start = Start(workers, "process", start_method(loader.multiprocessing_context), setup, RESTARTS)
+    start = Start(workers, "process", start_method(loader.multiprocessing_context), setup, options.restarts)
     return Loader(pipeline, start, options, persistent=loader.persistent_workers)

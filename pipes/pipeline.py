@@ -204,7 +204,7 @@ class Pipeline(Value):
 
         Give torch's DataLoader `batch_size=None`; its workers then divide the outputs among them, and the order is this
         pipeline's for any number. On a stream each of them computes what comes before as well. `set_epoch(n)` of what
-        is returned chooses the epoch.
+        is returned chooses the epoch of the next `iter`; not with `persistent_workers`, which hold a copy.
         """
         from pipes.drop_in.as_torch import PipelineDataset  # it is made of pipelines, and needs torch
 

@@ -38,6 +38,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import pipes
 
@@ -562,8 +563,117 @@ def test_without_order_there_is_no_state() -> None:
     loader = DataLoader(range(6), 2, num_workers=1, in_order=False)
     with pytest.raises(RuntimeError, match="in_order=False has no state"):
         loader.state_dict()
-    with pytest.raises(RuntimeError, match="in_order=False cannot go on"):
+    with pytest.raises(RuntimeError, match="in_order=False has no state"):
         loader.load_state_dict({})
+
+
+def test_a_data_pipe_has_no_state_since_torch_iterates_it() -> None:
+    loader = DataLoader(IterableWrapper(range(3)))
+    assert torch.cat(list(loader)).tolist() == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="DataPipe has no state"):
+        loader.state_dict()
+
+
+def test_a_state_is_not_lost_when_an_iterator_cannot_be_made() -> None:
+    class Opens(Streamed):
+        fails = False
+
+        def __iter__(self) -> Iterator[Any]:
+            if self.fails:
+                raise OSError("not mounted")
+            return super().__iter__()
+
+    loader = DataLoader(Opens(6, "pairs"), None)
+    head, it = run(loader, 2)
+    state = loader.state_dict()
+    del it
+    again = DataLoader(Opens(6, "pairs"), None)
+    again.load_state_dict(state)
+    again.dataset.fails = True
+    with pytest.raises(OSError, match="not mounted"):
+        next(iter(again))
+    again.dataset.fails = False
+    same([*head, *again], list(DataLoader(Opens(6, "pairs"), None)))
+
+
+def test_persistent_workers_go_on_twice() -> None:
+    def made() -> Any:
+        return DataLoader(range(12), 2, shuffle=True, num_workers=1, persistent_workers=True)
+
+    torch.manual_seed(0)
+    loader = made()
+    whole = [[b.tolist() for b in loader] for _ in range(2)]
+    torch.manual_seed(0)
+    loader = made()
+    list(loader)
+    second = made()
+    second.load_state_dict(loader.state_dict())  # between two epochs
+    head, it = run(second, 2)
+    third = made()
+    third.load_state_dict(second.state_dict())  # in the middle of the next
+    del it
+    assert [b.tolist() for b in [*head, *third]] == whole[1]
+
+
+class Hiccup(Iterator[int]):
+    """Fails once, at the third item, and goes on."""
+
+    def __init__(self) -> None:
+        self.i = 0
+
+    def __next__(self) -> int:
+        self.i += 1
+        if self.i == 3:
+            raise OSError("once")
+        if self.i > 6:
+            raise StopIteration
+        return self.i
+
+
+class Hiccups(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return Hiccup()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_exception_that_was_received_does_not_come_again(workers: int) -> None:
+    loader = DataLoader(Hiccups(), None, num_workers=workers)
+    it = iter(loader)
+    assert [next(it), next(it)] == [1, 2]
+    with pytest.raises(OSError, match="once"):
+        next(it)
+    state = loader.state_dict()
+    assert list(it) == [4, 5, 6]
+    again = DataLoader(Hiccups(), None, num_workers=workers)
+    again.load_state_dict(state)
+    assert list(again) == [4, 5, 6]
+
+
+class Keeps(Resumable):
+    """Goes on counting in the very dict that it was given."""
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.kept = state
+        self.at = state["at"]
+
+    def __iter__(self) -> Iterator[int]:
+        for i in super().__iter__():
+            if hasattr(self, "kept"):
+                self.kept["at"] = self.at
+            yield i
+
+
+def test_a_sampler_may_keep_the_state_it_is_given() -> None:
+    loader = DataLoader(range(12), 2, sampler=Keeps(12))
+    head, it = run(loader, 2)
+    state = loader.state_dict()
+    del it
+    second = DataLoader(range(12), 2, sampler=Keeps(12), num_workers=1)
+    second.load_state_dict(state)
+    iter(second)  # draws ahead
+    again = DataLoader(range(12), 2, sampler=Keeps(12))
+    again.load_state_dict(second.state_dict())
+    assert torch.cat([*head, *again]).tolist() == list(range(11, -1, -1))
 
 
 def test_a_state_that_was_loaded_is_the_state_until_the_next_iteration() -> None:

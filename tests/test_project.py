@@ -75,7 +75,8 @@ CONTRACTS = {
     "WorkerInfo",
     "WorkerTimeoutError",
 }
-CALLED = sorted(set(pipes.__all__) - CONTRACTS)
+PUBLIC = sorted([*pipes.__all__, "DataLoader"])  # which needs torch, so that `import *` leaves it out
+CALLED = sorted(set(PUBLIC) - CONTRACTS)
 
 type Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -222,7 +223,7 @@ def test_the_public_names_are_sorted_and_complete() -> None:
     assert named <= set(pipes.__all__)
 
 
-@pytest.mark.parametrize("name", pipes.__all__)
+@pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_name_says_what_it_is_in_one_line(name: str) -> None:
     first, _, rest = (inspect.getdoc(getattr(pipes, name)) or "").partition("\n")
     assert first.endswith(".")

@@ -22,7 +22,7 @@ class PipelineDataset(IterableDataset[Any]):
         self.pipeline = pipeline
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that is run from now on: torch tells a data set of none."""
+        """Choose the epoch of the next `iter`, since torch itself never tells a data set the epoch."""
         self.pipeline = self.pipeline.at_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:

@@ -17,8 +17,6 @@ import torch
 
 from pipes.isolation import isolated
 
-OF_TORCH = "torch.utils.data"
-
 
 def states(loader: Any) -> dict[str, Any]:
     """Return the states that an order may depend on.
@@ -37,7 +35,7 @@ def states(loader: Any) -> dict[str, Any]:
 
 def is_torchs(*samplers: Any) -> bool:
     """Whether samplers are of torch's own classes, which draw from torch's generators alone and hold no state."""
-    return all(sampler is None or type(sampler).__module__.startswith(OF_TORCH) for sampler in samplers)
+    return all(sampler is None or type(sampler).__module__.startswith("torch.utils.data") for sampler in samplers)
 
 
 def restore(loader: Any, saved: dict[str, Any]) -> None:

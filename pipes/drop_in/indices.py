@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader
 
 from pipes.context import Cursor, Pair
-from pipes.drop_in.replicas import ENDED, is_stateful, taken
+from pipes.drop_in.replicas import ENDED, is_stateful, next_of, taken
 
 
 class Drawn:
@@ -25,7 +25,7 @@ class Drawn:
         plain = type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None
         self._sampler: Any = loader.sampler if plain else loader._index_sampler
         self._size = loader.batch_size if plain else None
-        self._least = self._size if loader.drop_last else 1
+        self._drop_last = loader.drop_last
         self._ahead: deque[Pair] = deque()
         self._rest: Iterator[Pair] = iter(())
         self._failure: Exception | None = None
@@ -49,21 +49,15 @@ class Drawn:
     def _drawn(self, items: Any, upstream: Cursor) -> Iterator[Pair]:
         given, of_sampler, of_items = upstream or (0, None, None)
         if of_sampler is not None:
-            self._sampler.load_state_dict(of_sampler)
+            self._sampler.load_state_dict(copy.deepcopy(of_sampler))
         if self._size is not None or of_sampler is not None:
             items = iter(self._sampler)  # asked only now, as torch's BatchSampler does
         if of_items is not None:
-            items.load_state_dict(of_items)
+            items.load_state_dict(copy.deepcopy(of_items))
         if of_sampler is None and of_items is None:
             for _ in range(given):
                 taken(items, self._size or 1)
-        while (index := self._next(items)) is not ENDED:
+        while (index := next_of(items, self._size, drop_last=self._drop_last)) is not ENDED:
             given += 1
             states = (copy.deepcopy(x.state_dict()) if is_stateful(x) else None for x in (self._sampler, items))
             yield index, (given, *states)
-
-    def _next(self, items: Iterator[Any]) -> Any:
-        if self._size is None:
-            return next(items, ENDED)
-        indices = taken(items, self._size)
-        return ENDED if len(indices) < (self._least or 1) else indices

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
+import weakref
 from typing import Any
 
 from pipes.errors import WorkerError, WorkerTimeoutError
@@ -16,35 +18,26 @@ class Worker:
     """A worker in the words of `multiprocessing.Process`."""
 
     def __init__(self, child: Child) -> None:
-        self._child, self.pid = child, child.pid
+        self._child, self.pid, self._pidfd = child, child.pid, os.dup(child.pidfd)
+        weakref.finalize(self, os.close, self._pidfd).atexit = False
 
     def is_alive(self) -> bool:
         """Tell whether it lives."""
-        return not self._has_ended(0)
+        return not readable([self._pidfd], 0)
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end."""
-        self._has_ended(timeout)
+        readable([self._pidfd], timeout)
 
     def terminate(self) -> None:
         """End it."""
-        if self.is_alive():
-            os.kill(self.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
 
     @property
     def exitcode(self) -> int | None:
         """How it ended, negative for a signal; None while it lives."""
         return None if self.is_alive() else self._child.status
-
-    def _has_ended(self, timeout: float | None) -> bool:
-        try:
-            fd = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return True
-        try:
-            return bool(readable([fd], timeout))
-        finally:
-            os.close(fd)
 
 
 def in_torchs_words(error: WorkerError, timeout: float) -> WorkerError:

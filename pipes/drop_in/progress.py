@@ -7,7 +7,7 @@ sampler or batch size, and by another number of workers where workers have place
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -33,17 +33,15 @@ class Progress:
 
     def saved(self, loader: DataLoader[Any]) -> dict[str, Any]:
         """Return the state: it holds the generators as the epoch found them, and between two epochs as they are."""
-        state: dict[str, Any] = {"version": VERSION, "of": _described(loader), "num_workers": loader.num_workers}
-        state |= {
-            "running": self.running,
-            "first": self.first,
-            "batches": self.batches,
-            "cursor": self.cursor,
-            "base_seed": self.base_seed,
-        }
-        state["generators"] = self.generators if self.running else generators.states(loader)
-        state["datasets"] = self.datasets
+        state = {"version": VERSION, "of": _described(loader), "num_workers": loader.num_workers, **vars(self)}
+        if not self.running:
+            state["generators"] = generators.states(loader)
         return copy.deepcopy(state)
+
+    @classmethod
+    def loaded(cls, state: dict[str, Any]) -> Progress:
+        """Return what a state holds."""
+        return cls(**{f.name: state[f.name] for f in fields(cls)})
 
 
 def _described(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -61,11 +59,10 @@ def is_iterable(loader: DataLoader[Any]) -> bool:
 
 def check(loader: DataLoader[Any], state: Any) -> None:
     """Refuse a state that is not of such a loader."""
-    keys = set(Progress().saved(loader))
+    keys = Progress().saved(loader).keys()
     if not isinstance(state, dict) or not keys <= state.keys():
-        raise ValueError(
-            f"a state must be what state_dict() returned, got {type(state).__name__} without all of {keys}"
-        )
+        missing = sorted(keys - state.keys()) if isinstance(state, dict) else f"a {type(state).__name__}"
+        raise ValueError(f"a state must be what state_dict() returned, got one that is corrupt or cut short: {missing}")
     if state["version"] != VERSION:
         raise ValueError(f"a state must be of version {VERSION}, got {state['version']!r}")
     for what, ours in _described(loader).items():

@@ -1,16 +1,16 @@
 """What a `DataLoader` has its workers do, in torch's own terms: seeds, worker info, fetching and collating.
 
 Laws: for one base seed a worker's draws, its `get_worker_info()` and its batches are those of torch's worker of that
-number; whatever user code raises becomes an element, so that the iteration can go on behind it; a `StopIteration` of
-user code is an error and never the end of an epoch.
+number; whatever user code raises becomes an element, so that the iteration can go on behind it; a `StopIteration` out
+of `__getitem__` or `collate_fn` is an error and never the end of an epoch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
-import operator
 import os
 import random
 import traceback
@@ -24,6 +24,7 @@ from torch.utils.data import TensorDataset, default_collate
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
+from pipes.collating import DTYPE, SHAPE, Empty
 from pipes.columns import columns_of, gather
 from pipes.context import Context, Cursor, Pair
 from pipes.errors import StageError
@@ -33,18 +34,16 @@ from pipes.sharding import shard_by_worker
 from pipes.stage import Elementwise, Origins, Source, Upstream
 from pipes.values import value
 
-type Fill = Callable[..., np.ndarray[Any, Any]]
-
 
 class Failure:
-    """An exception as an element."""
+    """An exception as an element; a `StopIteration`, which would end the epoch, as an error that says so."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, where: str) -> None:
+        self.error: BaseException = escaped(error, where) if isinstance(error, StopIteration) else error
         if (worker := torch_worker.get_worker_info()) is not None:
-            lines = "".join(traceback.format_exception(error))
-            where = f"DataLoader worker process {worker.id} (pid {os.getpid()})"
-            error.add_note(f"pipes: caught in {where}, where the traceback was\n{lines}")
-        self.error = error
+            lines = "".join(traceback.format_exception(self.error))
+            told = f"DataLoader worker process {worker.id} (pid {os.getpid()})"
+            self.error.add_note(f"pipes: caught in {told}, where the traceback was\n{lines}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _failure, (wire.pack_error(self.error),)
@@ -52,7 +51,7 @@ class Failure:
 
 def _failure(packed: bytes) -> Failure:
     failure = Failure.__new__(Failure)
-    failure.error = wire.unpack_error(packed)  # type: ignore[assignment]  # an Exception was packed
+    failure.error = wire.unpack_error(packed)
     return failure
 
 
@@ -86,10 +85,8 @@ class Replica:
                 batch = columns
             else:
                 batch = self.collate_fn(self._samples(index))
-        except StopIteration as error:
-            return Failure(stopped(error, f"for index {index!r}"))
         except Exception as error:  # noqa: BLE001  # the iterator raises it
-            return Failure(error)
+            return Failure(error, f"for index {index!r}")
         return WithState(batch, copy.deepcopy(self.dataset.state_dict())) if is_stateful(self.dataset) else batch
 
     def _samples(self, indices: Any) -> Any:
@@ -101,26 +98,24 @@ class Replica:
     def drawn(self, items: Iterator[Any]) -> Any:
         """Return the next batch of an iterable-style data set, or `ENDED`."""
         try:
-            if self.size is None:
-                samples = next(items, ENDED)
-                ended = samples is ENDED
-            else:
-                samples = taken(items, self.size)
-                ended = len(samples) < (self.size if self.drop_last else 1)
-            return ENDED if ended else self._collated(samples)
+            samples = next_of(items, self.size, drop_last=self.drop_last)
+            return ENDED if samples is ENDED else self.collate_fn(samples)
         except Exception as error:  # noqa: BLE001  # the iterator raises it
-            return Failure(error)
-
-    def _collated(self, samples: Any) -> Any:
-        try:
-            return self.collate_fn(samples)
-        except StopIteration as error:
-            return Failure(stopped(error, "in collate_fn"))
+            return Failure(error, "in collate_fn")  # an iterator's own StopIteration is its end
 
     def passed_over(self, items: Iterator[Any], batches: int) -> None:
         """Draw batches that were received before."""
         for _ in range(batches):
-            taken(items, self.size or 1)
+            with contextlib.suppress(Exception):  # the user has had it
+                taken(items, self.size or 1)
+
+
+def next_of(items: Iterator[Any], size: int | None, *, drop_last: bool) -> Any:
+    """Return the next item, or the next `size` of them in a list; `ENDED` where there is none."""
+    if size is None:
+        return next(items, ENDED)
+    out = taken(items, size)
+    return ENDED if len(out) < (size if drop_last else 1) else out
 
 
 def taken(items: Iterator[Any], size: int) -> list[Any]:
@@ -133,8 +128,8 @@ def taken(items: Iterator[Any], size: int) -> list[Any]:
     return out
 
 
-def stopped(error: StopIteration, where: str) -> StageError:
-    """Word the error for a `StopIteration` that user code let escape."""
+def escaped(error: StopIteration, where: str) -> StageError:
+    """Word the error for a `StopIteration` that would end an epoch."""
     worded = StageError(
         f"StopIteration was raised {where}, which would end the epoch early without a word; "
         "catch it there, and raise IndexError or return a value"
@@ -276,7 +271,6 @@ class Setup:
 
     def __call__(self, number: int) -> None:
         """Seed, tell the worker who it is, and call the user's function."""
-        torch.set_num_threads(1)
         seed = self.base_seed + number
         random.seed(seed)
         torch.manual_seed(seed)
@@ -287,13 +281,13 @@ class Setup:
         if self.init_fn is not None:
             self.init_fn(number)
         if (state := self.states[number]) is not None:
-            self.dataset.load_state_dict(copy.deepcopy(state))
+            self.dataset.load_state_dict(state)
 
 
 _numpy_seed: Callable[[int, int], list[int]] = torch_worker._generate_state
 
 
-def _collate_into(empty: Fill) -> None:
+def _collate_into(empty: Empty) -> None:
     """Let torch's `default_collate` fill arrays of this worker's arena, wherever it is called; users' rules stay.
 
     In workers of its own torch has it allocate a file in shared memory for each tensor.
@@ -307,18 +301,17 @@ def _collate_into(empty: Fill) -> None:
         rules[np.ndarray] = functools.partial(_stacked_arrays, empty)
 
 
-def _stacked_tensors(empty: Fill, batch: Any, *, collate_fn_map: Any = None) -> Any:
+def _stacked_tensors(empty: Empty, batch: Any, *, collate_fn_map: Any = None) -> Any:
     first = batch[0]
     plain = type(first) is torch.Tensor and first.layout is torch.strided and first.device.type == "cpu"
-    if not plain or first.is_nested or first.requires_grad or first.dtype not in _NUMPY_DTYPES:
+    plain = plain and not first.is_nested and not first.requires_grad and first.dtype in _NUMPY_DTYPES
+    if not plain or not _same(DTYPE, batch):  # torch promotes
         return _without_sharing(torch_collate.collate_tensor_fn, batch, collate_fn_map)
     out = torch.from_numpy(empty((len(batch), *first.shape), _NUMPY_DTYPES[first.dtype]))
-    if _same(DTYPE, batch):
-        return torch.stack(batch, 0, out=out)
-    return torch.stack(batch, 0)  # promotes
+    return torch.stack(batch, 0, out=out)
 
 
-def _stacked_arrays(empty: Fill, batch: Any, *, collate_fn_map: Any = None) -> Any:
+def _stacked_arrays(empty: Empty, batch: Any, *, collate_fn_map: Any = None) -> Any:
     first = batch[0]
     plain = first.dtype.kind in "biufc" and first.dtype.isnative and first.size and first.ndim
     if plain and _same(type, batch) and _same(SHAPE, batch) and _same(DTYPE, batch):
@@ -326,9 +319,6 @@ def _stacked_arrays(empty: Fill, batch: Any, *, collate_fn_map: Any = None) -> A
         np.concatenate(batch, out=out.reshape(-1, *first.shape[1:]))
         return torch.from_numpy(out)
     return _without_sharing(torch_collate.collate_numpy_array_fn, batch, collate_fn_map)
-
-
-SHAPE, DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
 
 def _same(of: Callable[[Any], Any], batch: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import reprlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ class _Shard:
     asked: deque[int] = field(default_factory=deque)  # outputs of each task under way
     error: BaseException | None = None
     ended: bool = False
-    told: bool = False  # and the merge knows
+    told: bool = False  # its end or error has reached the merge
     fresh: bool = True
     deaths: int = 0
     suspects: int = 0  # outputs on one of which a worker died
@@ -45,7 +46,7 @@ class ShardRun:
         live = [s for s, cursor in enumerate(cursors) if cursor != Merged.DONE]
         for i, s in enumerate(live):
             worker = (s if self.options.rotate else i) % self.pool.size
-            self.shards[s] = _Shard(s, worker, cursors[s], Size(self.options.most))
+            self.shards[s] = _Shard(s, worker, cursors[s], Size(self.options.most_in_a_task))
         for shard in self.shards.values():
             self._ask(shard)
         return [self._outputs(self.shards[s]) if s in self.shards else iter(()) for s in range(len(cursors))]
@@ -54,15 +55,13 @@ class ShardRun:
         """See `Runner.turn`."""
         if self.options.ordered:
             return number
-        order = sorted(self.shards.values(), key=lambda shard: (shard.number < number, shard.number))
+        waiting = [shard for shard in self.shards.values() if not shard.told]
+        waiting.sort(key=lambda shard: (shard.number < number, shard.number))
         deadline = Deadline(self.options.timeout)
-        while waiting := [shard for shard in order if not shard.told]:
-            ready = next((shard for shard in waiting if shard.received or shard.ended), None)
-            if ready is not None:
-                return ready.number
+        while (ready := next((s for s in waiting if s.received or s.ended), None)) is None:
             if not self._take_events(deadline.left()) and deadline.passed():
                 raise timeout_error(self.pool, self.options, waiting[0].worker, f"shard {waiting[0].number}")
-        return number
+        return ready.number
 
     def abandon(self) -> None:
         """See `UnitRun.abandon`."""
@@ -131,10 +130,11 @@ class ShardRun:
         if blamed is not None:
             blamed.deaths += 1
             blamed.suspects = max(blamed.suspects, sum(blamed.asked))
-            blamed.size = Size(self.options.most)  # asked output by output, what precedes the deadly one is delivered
+            blamed.size = Size(self.options.most_in_a_task)  # one by one, what precedes the deadly one is delivered
             if blamed.deaths > self.options.restarts:
                 blamed.ended = True
-                blamed.error = deadly(death, f"shard {blamed.number} after cursor {blamed.cursor!r}", self.options)
+                what = f"shard {blamed.number} after cursor {reprlib.repr(blamed.cursor)}"
+                blamed.error = deadly(death, what, self.options)
         for shard in self.shards.values():
             if shard.worker == death.worker and not shard.ended:
                 shard.asked.clear()

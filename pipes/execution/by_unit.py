@@ -49,7 +49,7 @@ class UnitRun:
         self.place = place_of(self.head.context)
         self.at: list[deque[_Task]] = [deque() for _ in range(self.pool.size)]
         self.numbers = itertools.count()
-        self.size = Size(self.options.most)
+        self.size = Size(self.options.most_in_a_task)
 
     def pairs(self, cursor: Cursor) -> Iterator[Pair]:
         """Yield (output, cursor after it) in the order of the serial run."""
@@ -132,10 +132,10 @@ class UnitRun:
 
     def _deal(self, limit: int) -> None:
         """Give tasks to the least busy workers, or in rotation, while fewer than `limit` are not delivered."""
-        most = min(AT_A_WORKER, self.options.prefetch)
+        at_a_worker = min(AT_A_WORKER, self.options.prefetch)
         while True:
             worker = min(range(self.pool.size), key=lambda w: len(self.at[w]))
-            if not self.options.rotate and len(self.at[worker]) >= most:
+            if not self.options.rotate and len(self.at[worker]) >= at_a_worker:
                 return
             task = self.again.popleft() if self.again else self._drawn() if len(self.tasks) < limit else None
             if task is None:

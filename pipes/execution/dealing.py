@@ -21,16 +21,16 @@ WINDOW = 4
 class Options:
     """How tasks are dealt: nothing here may change the output, but `ordered=False`.
 
-    A task is `most` units at most; while the consumer waits for a slow one, up to `window` times as many are under way.
-    With `rotate` unit (or shard) k is worker k's, modulo their number, as torch deals batches: what a worker draws from
-    its own generators then does not depend on its speed.
+    A task is at most `most_in_a_task` units; while the consumer waits for a slow one, up to `window` times `prefetch`
+    tasks per worker are under way. With `rotate` unit (or shard) k is worker k's, modulo their number, as torch deals
+    batches: what a worker draws from its own generators then does not depend on its speed.
     """
 
     prefetch: int = 2
     ordered: bool = True
     timeout: float | None = None
     restarts: int = 3
-    most: int = MOST_IN_A_TASK
+    most_in_a_task: int = MOST_IN_A_TASK
     window: int = WINDOW
     rotate: bool = False
 

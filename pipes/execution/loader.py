@@ -182,21 +182,6 @@ class Loader:
         return self.pipeline.seed
 
     @property
-    def position(self) -> Position:
-        """Where the user stands: what `state_dict` saves, as it is."""
-        return Position(*self._position)
-
-    def go_on(self, position: Position) -> None:
-        """Let the next `iter` go on from a position."""
-        self._turn += 1  # an iterator that has not begun yet is of another state
-        self._epoch, self._position = position.epoch, position
-
-    @property
-    def pool(self) -> Pool | None:
-        """The workers, while there are any."""
-        return None if self._workers is None else self._workers.pool
-
-    @property
     def epoch(self) -> int:
         """The epoch that the next `iter` runs."""
         return self._epoch
@@ -225,7 +210,7 @@ class Loader:
             raise RuntimeError(
                 "a loader with ordered=False has no state: what was received is no prefix; use ordered=True"
             )
-        return saved(self.pipeline, self.position)
+        return saved(self.pipeline, Position(*self._position))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next `iter` go on from a state, under its seed and epoch."""
@@ -243,7 +228,16 @@ class Loader:
             )
         if seed != self.pipeline.seed:  # else the same value, without binding it anew
             self.pipeline = self.pipeline.seeded(seed)
-        self.go_on(position)
+        self._go_on(position)
+
+    def _go_on(self, position: Position) -> None:
+        self._turn += 1  # an iterator that has not begun yet is of another state
+        self._epoch, self._position = position.epoch, position
+
+    @property
+    def _children(self) -> list[launch.Child]:
+        pool = None if self._workers is None else self._workers.pool
+        return [] if pool is None else pool.children
 
     def __getitem__(self, index: Any) -> Any:
         """Return one output, computed here, or a loader of a slice with the same options."""
