@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from pipes.context import Cursor
 from pipes.drop_in import generators
-from pipes.drop_in.indices import Drawn
+from pipes.drop_in.indices import Drawn, drawn_from
 from pipes.drop_in.processes import Worker, in_torchs_words, start_method
 from pipes.drop_in.progress import Progress, check, is_iterable
 from pipes.drop_in.replicas import (
@@ -101,6 +101,7 @@ class _Iterator(_BaseDataLoaderIter):
 
     _dataset: Any
     _base_seed: int
+    _broken: BaseException | None = None
 
     def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None) -> None:
         if loader.timeout and not loader.num_workers:
@@ -136,6 +137,8 @@ class _Iterator(_BaseDataLoaderIter):
         dataset: Any = loader.dataset
         if not loader.num_workers and state["datasets"] and state["datasets"][0] is not None:
             dataset.load_state_dict(copy.deepcopy(state["datasets"][0]))
+        if state["sampler"] is not None:
+            drawn_from(loader)[0].load_state_dict(copy.deepcopy(state["sampler"]))
         generators.restore(loader, state["generators"])
 
     def _load(self, loader: DataLoader[Any], progress: Progress) -> None:
@@ -145,8 +148,9 @@ class _Iterator(_BaseDataLoaderIter):
 
     def _go_on(self, loader: DataLoader[Any], state: dict[str, Any]) -> None:
         """Draw the epoch's order again, with the generators as the epoch found them, up to what was received."""
-        if generators.is_torchs(loader.sampler):
-            next(iter(loader.sampler), None)  # the program's generators move on as at the beginning of any epoch
+        sampler, *_ = drawn_from(loader)
+        if generators.is_torchs(sampler):
+            next(iter(sampler), None)  # the program's generators move on as at the beginning of any epoch
         progress = Progress.loaded(state)
         if all(of_dataset is None for of_dataset in progress.datasets):
             progress.datasets = []  # perhaps as many as there were other workers
@@ -165,7 +169,7 @@ class _Iterator(_BaseDataLoaderIter):
         if not is_iterable(loader):
             ahead = max(ahead, self._num_workers * (loader.prefetch_factor or 0))
             self._indices.start(items, cursor and cursor[0][0], ahead)
-        loader._progress = self._progress
+        loader._progress, self._broken = self._progress, None
         self._loader._go_on(Position(self._loader.epoch, cursor))
         self._batches = iter(self._loader)
 
@@ -187,18 +191,18 @@ class _Iterator(_BaseDataLoaderIter):
             first=False,
             base_seed=self._base_seed,
             generators=begun,
-            datasets=list(self._progress.datasets),
+            datasets=self._progress.datasets,  # the very list: successors of dead workers are told of it
         )
         self._begin(loader, self._sampler_iter)
 
     def _next_data(self) -> Any:
-        try:
-            batch = self._received()
-        except StopIteration:
-            self._progress.running = False
-            raise
-        except WorkerError as error:
-            raise in_torchs_words(error, self._timeout) from error
+        if self._broken is not None:  # never a StopIteration, which would look like the end
+            raise RuntimeError(
+                f"this epoch was broken off by {type(self._broken).__name__}: begin anew, or go on from state_dict()"
+            ) from self._broken
+        batch = self._received()
+        if isinstance(batch, Failure):
+            raise batch.error
         return self._pinned(batch) if self._pin_memory else batch
 
     def _pinned(self, batch: Any) -> Any:
@@ -209,14 +213,19 @@ class _Iterator(_BaseDataLoaderIter):
 
     def _received(self) -> Any:
         while True:
-            batch = next(self._batches)
+            try:
+                batch = next(self._batches)
+            except StopIteration:
+                self._progress.running = False
+                raise
+            except (WorkerError, KeyboardInterrupt) as error:
+                self._broken = in_torchs_words(error, self._timeout)
+                raise self._broken from (None if self._broken is error else error)
             cursor = self._progress.cursor = self._loader._position[1]
             if isinstance(batch, Ended):
                 self._progress.datasets[self._worker_of(cursor)] = batch.state
                 continue
             self._progress.batches += 1
-            if isinstance(batch, Failure):
-                raise batch.error
             if isinstance(batch, WithState):
                 self._progress.datasets[self._worker_of(cursor)] = batch.state
                 return batch.batch
@@ -243,8 +252,7 @@ def _executed(loader: DataLoader[Any], indices: Drawn, progress: Progress) -> Lo
         pipeline = pipe(Indices(indices.pairs), fetch(replica))
     else:
         pipeline = pipe(Batches(replica), *([replicate(workers)] if workers else []))
-    seed, states = progress.base_seed or 0, tuple(progress.datasets)
-    setup = Setup(dataset, workers, seed, loader.worker_init_fn, states) if workers else None
+    setup = Setup(dataset, workers, progress.base_seed or 0, loader.worker_init_fn) if workers else None
     options = Options(
         loader.prefetch_factor or 1,
         ordered=loader.in_order,
@@ -253,5 +261,6 @@ def _executed(loader: DataLoader[Any], indices: Drawn, progress: Progress) -> Lo
         window=1,
         rotate=loader.in_order or is_iterable(loader),
     )
-    start = Start(workers, "process", start_method(loader.multiprocessing_context), setup, options.restarts)
+    method, state_of = start_method(loader.multiprocessing_context), progress.datasets.__getitem__
+    start = Start(workers, "process", method, setup, options.restarts, state_of)
     return Loader(pipeline, start, options, persistent=loader.persistent_workers)

@@ -26,7 +26,7 @@ def states(loader: Any) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"torch": _text(torch.default_generator)}
     found |= {name: _text(generator) for name, generator in _given(loader).items()}
-    if not is_torchs(loader.sampler, loader.batch_sampler):
+    if not is_torchs(loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
         version, words, gaussian = random.getstate()
         found |= {"random": [version, list(words), gaussian]}
         found |= {"numpy": _of_numpy(np.random.get_state(legacy=False))}  # noqa: NPY002
@@ -59,7 +59,9 @@ def as_then(loader: Any, saved: dict[str, Any]) -> Iterator[None]:
 
 
 def _given(loader: Any) -> dict[str, torch.Generator]:
-    found = {"loader": loader.generator, "sampler": getattr(loader.sampler, "generator", None)}
+    inner = getattr(loader.batch_sampler, "sampler", None)
+    holders = {"loader": loader, "sampler": loader.sampler, "batch_sampler": loader.batch_sampler, "in it": inner}
+    found = {name: getattr(holder, "generator", None) for name, holder in holders.items()}
     return {name: generator for name, generator in found.items() if isinstance(generator, torch.Generator)}
 
 

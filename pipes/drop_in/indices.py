@@ -18,14 +18,22 @@ from pipes.context import Cursor, Pair
 from pipes.drop_in.replicas import ENDED, is_stateful, next_of, taken
 
 
+def drawn_from(loader: DataLoader[Any]) -> tuple[Any, int | None, bool]:
+    """Return what gives the indices, and how they are batched here: what torch's `BatchSampler` does we do ourselves.
+
+    So the states of the sampler in it, and of that one's iterator, are within reach.
+    """
+    batched: Any = loader.batch_sampler
+    if type(batched) is BatchSampler:
+        return batched.sampler, batched.batch_size, batched.drop_last
+    return (loader.sampler if batched is None else batched), None, False
+
+
 class Drawn:
     """The indices of an epoch, some of them drawn ahead, each with the number and the sampler's states behind it."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        plain = type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None
-        self._sampler: Any = loader.sampler if plain else loader._index_sampler
-        self._size = loader.batch_size if plain else None
-        self._drop_last = loader.drop_last
+        self._sampler, self._size, self._drop_last = drawn_from(loader)
         self._ahead: deque[Pair] = deque()
         self._rest: Iterator[Pair] = iter(())
         self._failure: Exception | None = None
@@ -47,9 +55,11 @@ class Drawn:
         yield from self._rest
 
     def _drawn(self, items: Any, upstream: Cursor) -> Iterator[Pair]:
-        given, of_sampler, of_items = upstream or (0, None, None)
+        given, of_sampler, of_items, over = upstream or (0, None, None, False)
         if of_sampler is not None:
             self._sampler.load_state_dict(copy.deepcopy(of_sampler))
+        if over:  # asked again the sampler might begin its next epoch
+            return
         if self._size is not None or of_sampler is not None:
             items = iter(self._sampler)  # asked only now, as torch's BatchSampler does
         if of_items is not None:
@@ -57,7 +67,8 @@ class Drawn:
         if of_sampler is None and of_items is None:
             for _ in range(given):
                 taken(items, self._size or 1)
-        while (index := next_of(items, self._size, drop_last=self._drop_last)) is not ENDED:
+        while not over and (index := next_of(items, self._size, drop_last=self._drop_last)) is not ENDED:
             given += 1
+            over = self._size is not None and len(index) < self._size
             states = (copy.deepcopy(x.state_dict()) if is_stateful(x) else None for x in (self._sampler, items))
-            yield index, (given, *states)
+            yield index, (given, *states, over)

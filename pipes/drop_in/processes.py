@@ -40,11 +40,11 @@ class Worker:
         return None if self.is_alive() else self._child.status
 
 
-def in_torchs_words(error: WorkerError, timeout: float) -> WorkerError:
+def in_torchs_words(error: BaseException, timeout: float) -> BaseException:
     """Say what torch says when a worker is stuck or ends, and why."""
     if isinstance(error, WorkerTimeoutError):
         return WorkerTimeoutError(f"DataLoader timed out after {timeout} seconds: {error}")
-    if error.status is None:
+    if not isinstance(error, WorkerError) or error.status is None:
         return error
     name = f"DataLoader worker (pid {error.pid})"
     died = f"is killed by signal: {signal.strsignal(-error.status)}" if error.status < 0 else "exited unexpectedly"

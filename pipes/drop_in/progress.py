@@ -15,6 +15,8 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from pipes.context import Cursor
 from pipes.drop_in import generators
+from pipes.drop_in.indices import drawn_from
+from pipes.drop_in.replicas import is_stateful
 
 VERSION = 1
 
@@ -34,6 +36,8 @@ class Progress:
     def saved(self, loader: DataLoader[Any]) -> dict[str, Any]:
         """Return the state: it holds the generators as the epoch found them, and between two epochs as they are."""
         state = {"version": VERSION, "of": _described(loader), "num_workers": loader.num_workers, **vars(self)}
+        sampler, *_ = drawn_from(loader)
+        state["sampler"] = sampler.state_dict() if is_stateful(sampler) and not self.running else None
         if not self.running:
             state["generators"] = generators.states(loader)
         return copy.deepcopy(state)

@@ -95,13 +95,15 @@ class Replica:
         dataset = self.dataset
         return [dataset[i] for i in indices]
 
-    def drawn(self, items: Iterator[Any]) -> Any:
-        """Return the next batch of an iterable-style data set, or `ENDED`."""
+    def drawn(self, items: Iterator[Any]) -> tuple[Any, bool]:
+        """Return an iterable-style data set's next batch, or `ENDED`, and whether the items are known to be over."""
+        over = False
         try:
             samples = next_of(items, self.size, drop_last=self.drop_last)
-            return ENDED if samples is ENDED else self.collate_fn(samples)
+            over = samples is ENDED or (self.size is not None and len(samples) < self.size)
+            return (ENDED if samples is ENDED else self.collate_fn(samples)), over
         except Exception as error:  # noqa: BLE001  # the iterator raises it
-            return Failure(error, "in collate_fn")  # an iterator's own StopIteration is its end
+            return Failure(error, "in collate_fn"), over  # an iterator's own StopIteration is its end
 
     def passed_over(self, items: Iterator[Any], batches: int) -> None:
         """Draw batches that were received before."""
@@ -203,9 +205,9 @@ class fetch(Elementwise):
 class Batches(Source):
     """The batches of one replica of an iterable-style data set.
 
-    The cursor is (batches, state of the iterator, state of the data set); states are None where there is no such
-    protocol, and the batches then are drawn again. Without workers the first element says that the data set is open;
-    the last one, if the data set has a state, is `Ended` with it.
+    The cursor is (batches, state of the iterator, state of the data set, whether it is over); states are None where
+    there is no such protocol, and the batches then are drawn again. Without workers the first element says that the
+    data set is open; the last one, if the data set has a state, is `Ended` with it.
     """
 
     replica: Replica
@@ -216,22 +218,28 @@ class Batches(Source):
 
     def _pairs(self, context: Context, cursor: Cursor) -> Iterator[Pair]:
         _collate_into(context.empty)
-        given, of_items, of_dataset = cursor or (0, None, None)
+        given, of_items, of_dataset, over = cursor or (0, None, None, False)
         dataset, replica = self.replica.dataset, self.replica
         if of_dataset is not None:
             dataset.load_state_dict(copy.deepcopy(of_dataset))
-        items: Any = iter(dataset)
-        if of_items is not None:
+        items: Any = iter(()) if over else iter(dataset)  # asked again it might begin its next epoch
+        if of_items is not None and not over:
             items.load_state_dict(copy.deepcopy(of_items))
         elif of_dataset is None:
             replica.passed_over(items, given)
         if context.shard is None:
-            yield BEGUN, (given, *_states(dataset, items))
-        while (batch := replica.drawn(items)) is not ENDED:
+            yield BEGUN, (given, *_states(dataset, items), over)
+        while not over:
+            batch, over = replica.drawn(items)
+            if batch is ENDED:
+                break
             given += 1
-            yield batch, (given, *_states(dataset, items))
+            yield batch, (given, *_states(dataset, items), over)
         if is_stateful(dataset):
-            yield Ended(copy.deepcopy(dataset.state_dict())), (given, *_states(dataset, items))
+            yield (
+                Ended(copy.deepcopy(dataset.state_dict())),
+                (given, of_items, copy.deepcopy(dataset.state_dict()), True),
+            )
 
 
 @dataclass(frozen=True)
@@ -267,10 +275,9 @@ class Setup:
     workers: int
     base_seed: int
     init_fn: Callable[[int], Any] | None
-    states: tuple[Any, ...]
 
-    def __call__(self, number: int) -> None:
-        """Seed, tell the worker who it is, and call the user's function."""
+    def __call__(self, number: int, state: Any) -> None:
+        """Seed, tell the worker who it is, call the user's function, and let the data set go on from its state."""
         seed = self.base_seed + number
         random.seed(seed)
         torch.manual_seed(seed)
@@ -280,7 +287,7 @@ class Setup:
         )
         if self.init_fn is not None:
             self.init_fn(number)
-        if (state := self.states[number]) is not None:
+        if state is not None:
             self.dataset.load_state_dict(state)
 
 

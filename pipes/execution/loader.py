@@ -122,15 +122,24 @@ class Start:
     """How a pool is started."""
 
     def __init__(
-        self, workers: int, backend: str, method: str, init: Callable[[int], None] | None, restarts: int
+        self,
+        workers: int,
+        backend: str,
+        method: str,
+        init: Callable[..., None] | None,
+        restarts: int,
+        tell: Callable[[int], Any] | None = None,  # what `init` gets as well, asked when a worker starts
     ) -> None:
         self.workers, self.backend, self.method, self.init, self.restarts = workers, backend, method, init, restarts
+        self.tell = tell
 
     def pool(self, plan: Plan) -> Pool:
         """Start the workers."""
         if self.backend == "thread":
             return ThreadPool(plan, self.workers, init=self.init)
-        return ProcessPool(plan, self.workers, method=self.method, init=self.init, restarts=self.restarts)
+        return ProcessPool(
+            plan, self.workers, method=self.method, init=self.init, restarts=self.restarts, tell=self.tell
+        )
 
 
 class _Workers:

@@ -70,9 +70,17 @@ class ProcessPool:
     """Start `size` workers side by side and keep as many alive."""
 
     def __init__(
-        self, plan: Plan, size: int, *, method: str, init: Callable[[int], None] | None, restarts: int
+        self,
+        plan: Plan,
+        size: int,
+        *,
+        method: str,
+        init: Callable[..., None] | None,
+        restarts: int,
+        tell: Callable[[int], Any] | None = None,
     ) -> None:
         self.size, self._plan, self._method, self._init, self._restarts = size, plan, method, init, restarts
+        self._tell = tell
         self._shipment = None if method == "fork" else _frozen(plan, init)
         if method == "fork":
             introduce((plan, init))
@@ -100,7 +108,8 @@ class ProcessPool:
         modules = () if self._shipment is None else self._shipment.modules
         link.started(launch.start(self._method, fds, target, modules))
         spans = () if self._shipment is None else self._shipment.spans
-        link.outbox.send((number, self.size, spans))
+        told = () if self._tell is None else (self._tell(number),)
+        link.outbox.send((number, self.size, spans, wire.pack(told)))
         for fd in (link.sock.fileno(), link.child.pidfd if link.child else -1):
             self._owners[fd] = number
             self._poll.register(fd, select.POLLIN)

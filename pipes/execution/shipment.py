@@ -111,6 +111,8 @@ def freeze(obj: Any) -> Shipment:
         buffers.append(raw)
         return False
 
+    if (script := sys.modules.get("__mp_main__")) is not None:  # in a child of multiprocessing: no worker can import it
+        cloudpickle.register_pickle_by_value(script)
     pickler = _Freezer(file, out_of_band)
     pickler.dump(obj)
     views = [file.getbuffer(), *buffers]
@@ -120,7 +122,12 @@ def freeze(obj: Any) -> Shipment:
     for start, view in zip(starts, views):
         write_all(fd, view, start)
     spans = tuple((start, view.nbytes) for start, view in zip(starts, views))
-    return Shipment(Memory(fd), tuple(pickler.shared), spans, tuple(sorted(pickler.modules - {"__main__", "builtins"})))
+    return Shipment(
+        Memory(fd),
+        tuple(pickler.shared),
+        spans,
+        tuple(sorted(pickler.modules - {"__main__", "__mp_main__", "builtins"})),
+    )
 
 
 def thaw(fds: list[int], spans: tuple[tuple[int, int], ...]) -> Any:

@@ -142,7 +142,7 @@ def pack(payload: Any) -> bytes:
         data = pickle.dumps(payload, 5)
     except Exception:  # noqa: BLE001  # raised by the second attempt if it fails as well
         return bytes(cloudpickle.dumps(payload, 5))
-    return bytes(cloudpickle.dumps(payload, 5)) if b"__main__" in data else data
+    return bytes(cloudpickle.dumps(payload, 5)) if b"_main__" in data else data
 
 
 # -- exceptions ------------------------------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ class Computer:
 # -- a worker process ------------------------------------------------------------------------------------------------
 
 
-def main(fds: list[int], plan: Plan | None = None, init: Callable[[int], None] | None = None) -> None:
+def main(fds: list[int], plan: Plan | None = None, init: Callable[..., None] | None = None) -> None:
     """Live as a worker: `fds` are the socket, the arena, the pipe for stacks, the consumer, and the shipment's.
 
     A forked worker is given its plan; others find it in the shipment.
@@ -183,7 +183,7 @@ def main(fds: list[int], plan: Plan | None = None, init: Callable[[int], None] |
     threading.Thread(target=_end_with, args=(consumer,), daemon=True).start()
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     with socket.socket(fileno=sock) as link, contextlib.suppress(EOFError, ConnectionError):
-        number, workers, spans = wire.receive(link)
+        number, workers, spans, told = wire.receive(link)
         arena = Arena(arena_fd)
         try:
             if plan is None:
@@ -193,7 +193,7 @@ def main(fds: list[int], plan: Plan | None = None, init: Callable[[int], None] |
                     collating.register_collate(cls, fn)
             _limit_torch_to_one_thread()
             if init is not None:
-                init(number)
+                init(number, *pickle.loads(told))
         except Exception as error:  # noqa: BLE001  # it is raised again in the consumer
             error.add_note(f"pipes: while worker {number} started\n{traceback.format_exc()}")
             wire.send(link, wire.ready(error))
@@ -223,8 +223,9 @@ def _adopt_classes_of_main() -> None:
 
     import __main__
 
+    sys.modules.setdefault("__mp_main__", __main__)  # what it is called in a child of multiprocessing
     for cls in list(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS):
-        if cls.__module__ == "__main__" and "." not in cls.__qualname__:
+        if cls.__module__ in ("__main__", "__mp_main__") and "." not in cls.__qualname__:
             setattr(__main__, cls.__name__, cls)
 
 
