@@ -168,6 +168,8 @@ class _Iterator(_BaseDataLoaderIter):
         cursor = self._progress.cursor
         if not is_iterable(loader):
             ahead = max(ahead, self._num_workers * (loader.prefetch_factor or 0))
+            if cursor is None and (begun := self._indices.beginning()) is not None:
+                self._progress.cursor = ((begun, 0), 0)
             self._indices.start(items, cursor and cursor[0][0], ahead)
         loader._progress, self._broken = self._progress, None
         self._loader._go_on(Position(self._loader.epoch, cursor))

@@ -11,6 +11,9 @@ import dataclasses
 import json
 import os
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -684,3 +687,172 @@ def test_a_state_that_was_loaded_is_the_state_until_the_next_iteration() -> None
     again = DataLoader(range(6), 2, shuffle=True)
     again.load_state_dict(state)
     assert again.state_dict() == state
+
+
+# -- what begins anew by itself ----------------------------------------------------------------------------------------
+
+
+class Wrapping(IterableDataset[int]):
+    """Begins its next epoch as soon as it is asked behind its end; replicas differ in length."""
+
+    def __init__(self, sizes: list[int], deadly: str = "") -> None:
+        self.sizes, self.deadly, self.i, self.epoch = sizes, deadly, 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        number = 0 if worker is None else worker.id
+        while self.i < self.sizes[number]:
+            self.i += 1
+            if self.deadly and self.i == 4 and not os.path.exists(self.deadly):
+                Path(self.deadly).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield 1000 * self.epoch + 100 * number + self.i
+        self.i, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"i": self.i, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.i, self.epoch = state["i"], state["epoch"]
+
+
+@pytest.mark.parametrize("workers", [0, 2, 3])
+def test_a_cut_behind_the_end_of_a_replica_begins_no_epoch(workers: int) -> None:
+    def made() -> Any:
+        return DataLoader(Wrapping([9, 3, 0]), 2, num_workers=workers)
+
+    whole = [b.tolist() for b in made()]
+    for cut in range(len(whole) + 1):
+        loader = made()
+        head, it = run(loader, cut)
+        state = json.loads(json.dumps(loader.state_dict()))
+        del it
+        again = made()
+        again.load_state_dict(state)
+        assert [b.tolist() for b in [*head, *again]] == whole
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_killed_replica_goes_on_where_it_was(persistent: bool, tmp_path: Path) -> None:
+    def epochs(deadly: str) -> list[Any]:
+        loader = DataLoader(Wrapping([7, 5], deadly), 2, num_workers=2, persistent_workers=persistent)
+        return [[b.tolist() for b in loader] for _ in range(2)]
+
+    assert epochs(str(tmp_path / "killed")) == epochs("")
+    assert (tmp_path / "killed").exists()
+
+
+def test_persistent_workers_killed_between_two_epochs_have_successors_that_know_their_state() -> None:
+    def epochs(kill: bool) -> list[Any]:
+        loader = DataLoader(Wrapping([5, 4]), 2, num_workers=2, persistent_workers=True)
+        first = iter(loader)
+        out = [[b.tolist() for b in first]]
+        for worker in first._workers if kill else ():
+            os.kill(worker.pid, signal.SIGKILL)
+            worker.join()
+        return [*out, [b.tolist() for b in loader]]
+
+    assert epochs(kill=True) == epochs(kill=False)
+
+
+class Shuffles(Resumable):
+    """Counts its epochs, each in an order of its own."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        order = np.random.default_rng(self.epoch).permutation(self.size).tolist()
+        while self.at < self.size:
+            self.at += 1
+            yield order[self.at - 1]
+        self.at, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("cut", [0, 1, 2, 3, None])
+def test_a_samplers_epochs_go_on(workers: int, batched: bool, cut: int | None) -> None:
+    def made() -> Any:
+        sampler: Any = Shuffles(10)
+        if batched:
+            return DataLoader(range(10), batch_sampler=BatchSampler(sampler, 4, drop_last=False), num_workers=workers)
+        return DataLoader(range(10), 4, sampler=sampler, num_workers=workers)
+
+    loader = made()
+    whole = [[b.tolist() for b in loader] for _ in range(3)]
+    loader = made()
+    assert [b.tolist() for b in loader] == whole[0]
+    batches, it = run(loader, cut) if cut is not None else ([], None)
+    state = json.loads(json.dumps(loader.state_dict()))
+    del it
+    again = made()
+    again.load_state_dict(state)
+    assert [b.tolist() for b in [*batches, *again]] == whole[1]
+    assert [b.tolist() for b in again] == whole[2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_generator_in_a_batch_sampler_is_part_of_the_state(workers: int) -> None:
+    def made(seed: int) -> Any:
+        order = RandomSampler(range(10), generator=torch.Generator().manual_seed(seed))
+        return DataLoader(range(10), batch_sampler=BatchSampler(order, 2, drop_last=False), num_workers=workers)
+
+    loader = made(1)
+    whole = [[b.tolist() for b in loader] for _ in range(2)]
+    loader = made(1)
+    list(loader)
+    head, it = run(loader, 3)
+    state = loader.state_dict()
+    del it
+    again = made(2)
+    again.load_state_dict(state)
+    assert [b.tolist() for b in [*head, *again]] == whole[1]
+
+
+def test_an_epoch_that_was_broken_off_does_not_look_ended(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    loader = DataLoader(Gated(str(tmp_path / "gate")), batch_size=None, num_workers=1, timeout=0.5)
+    batches = iter(loader)
+    with pytest.raises(pipes.WorkerTimeoutError, match=r"DataLoader timed out after 0\.5 seconds"):
+        next(batches)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="broken off by WorkerTimeoutError"):
+            next(batches)
+
+
+IN_A_SPAWNED_CHILD = """
+import torch
+from pipes import DataLoader
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, i): return Square(i * i)
+
+class Square:
+    def __init__(self, x): self.x = x
+
+def child(rank, method):
+    loader = DataLoader(Squares(), None, num_workers=1, multiprocessing_context=method)
+    squares = list(loader)
+    assert all(type(s) is Square for s in squares)
+    print(method, [s.x for s in squares], flush=True)
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn", "forkserver"):
+        torch.multiprocessing.spawn(child, (method,), nprocs=1)
+"""
+
+
+def test_a_child_of_multiprocessing_may_load_what_its_script_defines(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(IN_A_SPAWNED_CHILD, encoding="utf-8")
+    done = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True, timeout=80)
+    assert done.stdout.splitlines() == [f"{method} [0, 1, 4, 9]" for method in ("fork", "spawn", "forkserver")]

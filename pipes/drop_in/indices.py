@@ -38,6 +38,10 @@ class Drawn:
         self._rest: Iterator[Pair] = iter(())
         self._failure: Exception | None = None
 
+    def beginning(self) -> Cursor:
+        """Return the place before the first index of an epoch that begins now, where the sampler has a state."""
+        return (0, copy.deepcopy(self._sampler.state_dict()), None, False) if is_stateful(self._sampler) else None
+
     def start(self, items: Iterator[Any], upstream: Cursor, ahead: int) -> None:
         """Begin an epoch behind what was received, and draw some indices ahead: now, as torch does."""
         self._ahead, self._rest, self._failure = deque(), self._drawn(items, upstream), None
