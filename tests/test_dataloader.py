@@ -856,3 +856,27 @@ def test_a_child_of_multiprocessing_may_load_what_its_script_defines(tmp_path: P
     script.write_text(IN_A_SPAWNED_CHILD, encoding="utf-8")
     done = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True, timeout=80)
     assert done.stdout.splitlines() == [f"{method} [0, 1, 4, 9]" for method in ("fork", "spawn", "forkserver")]
+
+
+class Held(Dataset[int]):
+    """Tells which worker fetched a sample; the first sample waits until another worker has fetched all of its own."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, i: int) -> int:
+        if i == 0:
+            Path(self.path).read_text()
+        if i == 5:
+            Path(self.path).write_text("go on")
+        worker = get_worker_info()
+        return -1 if worker is None else worker.id
+
+
+def test_batches_are_dealt_in_rotation_however_busy_a_worker_is(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    loader = DataLoader(Held(str(tmp_path / "gate")), None, num_workers=2, prefetch_factor=3)
+    assert list(loader) == [0, 1] * 6
