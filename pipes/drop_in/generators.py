@@ -29,7 +29,7 @@ def states(loader: Any) -> dict[str, Any]:
     if not is_torchs(loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
         version, words, gaussian = random.getstate()
         found |= {"random": [version, list(words), gaussian]}
-        found |= {"numpy": _of_numpy(np.random.get_state(legacy=False))}  # noqa: NPY002
+        found |= {"numpy": _of_numpy(np.random.get_state(legacy=False))}  # noqa: NPY002  # the one that samplers use
     return found
 
 
@@ -47,7 +47,7 @@ def restore(loader: Any, saved: dict[str, Any]) -> None:
     if "random" in saved:
         version, words, gaussian = saved["random"]
         random.setstate((version, tuple(words), gaussian))
-        np.random.set_state(_to_numpy(saved["numpy"]))  # noqa: NPY002
+        np.random.set_state(_to_numpy(saved["numpy"]))  # noqa: NPY002  # the same
 
 
 @contextmanager
