@@ -147,12 +147,12 @@ def _keep_numpy(own: np.random.MT19937) -> Callable[[], None]:
     """
     theirs = np.random.get_bit_generator()
     if not isinstance(theirs, np.random.MT19937):
-        state = np.random.get_state(legacy=False)  # noqa: NPY002
+        state = np.random.get_state(legacy=False)  # noqa: NPY002  # the global generator itself
         np.random.set_bit_generator(own)
         return lambda: _swap_back(theirs, state)
     address = theirs.ctypes.state_address  # of 624 words and the position, by NumPy's documented interface
     before = ctypes.string_at(address, MERSENNE_BYTES)
-    drawn = float(np.random.standard_normal())  # noqa: NPY002
+    drawn = float(np.random.standard_normal())  # noqa: NPY002  # the global generator itself
     cached = ctypes.string_at(address + MERSENNE_BYTES - 4, 4) == before[-4:]
     if not cached:
         ctypes.memmove(address, before, MERSENNE_BYTES)
@@ -162,12 +162,12 @@ def _keep_numpy(own: np.random.MT19937) -> Callable[[], None]:
 
 def _swap_back(theirs: Any, state: Any) -> None:
     np.random.set_bit_generator(theirs)
-    np.random.set_state(state)  # noqa: NPY002
+    np.random.set_state(state)  # noqa: NPY002  # the global generator itself
 
 
 def _restore_numpy(theirs: Any, cached_gaussian: float | None) -> None:
     np.random.set_bit_generator(theirs)
     if cached_gaussian is not None:
-        state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+        state: Any = np.random.get_state(legacy=False)  # noqa: NPY002  # the global generator itself
         state["has_gauss"], state["gauss"] = 1, cached_gaussian
-        np.random.set_state(state)  # noqa: NPY002
+        np.random.set_state(state)  # noqa: NPY002  # the global generator itself

@@ -141,6 +141,6 @@ def _ends_lines_in_bytes(encoding: str) -> bool:
 
 
 def _opened(path: str) -> IO[bytes]:
-    opened: Any = gzip.open(path, "rb") if path.endswith(".gz") else Path(path).open("rb")  # noqa: SIM115
+    opened: Any = gzip.open(path, "rb") if path.endswith(".gz") else Path(path).open("rb")  # noqa: SIM115  # closed by its reader
     binary: IO[bytes] = opened
     return binary

@@ -38,6 +38,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
     get_worker_info,
 )
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -880,3 +881,64 @@ def test_batches_are_dealt_in_rotation_however_busy_a_worker_is(tmp_path: Path) 
     os.mkfifo(tmp_path / "gate")
     loader = DataLoader(Held(str(tmp_path / "gate")), None, num_workers=2, prefetch_factor=3)
     assert list(loader) == [0, 1] * 6
+
+
+class Shrunk(IterableDataset[int]):
+    """Gives eight numbers, or fewer, or fails on the way."""
+
+    def __init__(self, size: int = 8, fails_at: int = -1) -> None:
+        self.size, self.fails_at = size, fails_at
+
+    def __iter__(self) -> Iterator[int]:
+        for i in range(self.size):
+            if i == self.fails_at:
+                raise OSError("the disk is gone")
+            yield i
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("later", "error", "message"),
+    [(Shrunk(fails_at=1), OSError, "the disk is gone"), (Shrunk(size=3), pipes.StageError, "must give again")],
+)
+def test_what_cannot_be_drawn_again_is_an_error_and_no_shorter_epoch(
+    workers: int, later: Any, error: type[Exception], message: str
+) -> None:
+    loader = DataLoader(Shrunk(), 2, num_workers=workers)
+    _, it = run(loader, 3)
+    state = loader.state_dict()
+    del it
+    again = DataLoader(later, 2, num_workers=workers)
+    again.load_state_dict(state)
+    with pytest.raises(error, match=message):
+        list(again)
+
+
+class Forks(Dataset[Any]):
+    """Forks a process with the first sample, which collates nonsense when the third is asked for."""
+
+    def __init__(self) -> None:
+        self.child = self.tell = -1
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, i: int) -> Any:
+        if i == 0:
+            told, self.tell = os.pipe()
+            self.child = os.fork()
+            if self.child == 0:
+                os.read(told, 1)
+                default_collate([np.full(1 << 14, -1, np.int32)] * 2)
+                os._exit(0)
+        if i == 2:  # the first batch is collated now
+            os.write(self.tell, b".")
+            os.waitpid(self.child, 0)
+        return np.full(1 << 14, i, np.int32)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_of_a_worker_writes_to_no_memory_of_the_workers() -> None:
+    loader = DataLoader(Forks(), 2, num_workers=1, multiprocessing_context="fork")
+    for k, batch in enumerate(list(loader)):  # all held, and then looked at
+        assert [row.unique().tolist() for row in batch] == [[2 * k], [2 * k + 1]]

@@ -7,14 +7,13 @@ of `__getitem__` or `collate_fn` is an error and never the end of an epoch.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import itertools
 import os
 import random
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -105,11 +104,20 @@ class Replica:
         except Exception as error:  # noqa: BLE001  # the iterator raises it
             return Failure(error, "in collate_fn"), over  # an iterator's own StopIteration is its end
 
-    def passed_over(self, items: Iterator[Any], batches: int) -> None:
-        """Draw batches that were received before."""
-        for _ in range(batches):
-            with contextlib.suppress(Exception):  # the user has had it
-                taken(items, self.size or 1)
+    def passed_over(self, items: Iterator[Any], batches: int, failed: Sequence[int]) -> None:
+        """Draw batches that were received before; those of `failed` raised, and may raise again."""
+        for k in range(batches):
+            drawn = 0
+            try:
+                drawn = len(taken(items, self.size or 1))
+            except Exception:
+                if k not in failed:  # else the user has had it
+                    raise
+            if drawn < (self.size or 1) and k not in failed:
+                raise StageError(
+                    f"the data set must give again the {batches} batches received of it, got its end in batch {k}; "
+                    "begin the epoch anew, or give its iterator state_dict and load_state_dict"
+                )
 
 
 def next_of(items: Iterator[Any], size: int | None, *, drop_last: bool) -> Any:
@@ -162,8 +170,8 @@ def _rules_are_torchs() -> bool:
     """Whether nobody has changed how `default_collate` treats tuples and tensors."""
     rules: dict[Any, Any] = torch_collate.default_collate_fn_map
     of_tensors = rules.get(torch.Tensor)
-    ours = isinstance(of_tensors, functools.partial) and of_tensors.func is _stacked_tensors
-    return (ours or of_tensors is torch_collate.collate_tensor_fn) and not any(issubclass(tuple, cls) for cls in rules)
+    untouched = of_tensors is torch_collate.collate_tensor_fn or _is_ours(of_tensors)
+    return untouched and not any(issubclass(tuple, cls) for cls in rules)
 
 
 # -- map-style data sets: the consumer draws indices, and a worker fetches ---------------------------------------------
@@ -205,9 +213,9 @@ class fetch(Elementwise):
 class Batches(Source):
     """The batches of one replica of an iterable-style data set.
 
-    The cursor is (batches, state of the iterator, state of the data set, whether it is over); states are None where
-    there is no such protocol, and the batches then are drawn again. Without workers the first element says that the
-    data set is open; the last one, if the data set has a state, is `Ended` with it.
+    The cursor is (batches, state of the iterator, state of the data set, whether it is over, which batches failed);
+    states are None where there is no such protocol, and the batches then are drawn again. Without workers the first
+    element says that the data set is open; the last one, if the data set has a state, is `Ended` with it.
     """
 
     replica: Replica
@@ -218,28 +226,27 @@ class Batches(Source):
 
     def _pairs(self, context: Context, cursor: Cursor) -> Iterator[Pair]:
         _collate_into(context.empty)
-        given, of_items, of_dataset, over = cursor or (0, None, None, False)
+        given, of_items, of_dataset, over, failed = cursor or (0, None, None, False, ())
         dataset, replica = self.replica.dataset, self.replica
         if of_dataset is not None:
             dataset.load_state_dict(copy.deepcopy(of_dataset))
         items: Any = iter(()) if over else iter(dataset)  # asked again it might begin its next epoch
         if of_items is not None and not over:
             items.load_state_dict(copy.deepcopy(of_items))
-        elif of_dataset is None:
-            replica.passed_over(items, given)
+        elif of_dataset is None and not over:
+            replica.passed_over(items, given, failed)
         if context.shard is None:
-            yield BEGUN, (given, *_states(dataset, items), over)
+            yield BEGUN, (given, *_states(dataset, items), over, failed)
         while not over:
             batch, over = replica.drawn(items)
             if batch is ENDED:
                 break
+            failed = (*failed, given) if isinstance(batch, Failure) else failed
             given += 1
-            yield batch, (given, *_states(dataset, items), over)
+            yield batch, (given, *_states(dataset, items), over, failed)
         if is_stateful(dataset):
-            yield (
-                Ended(copy.deepcopy(dataset.state_dict())),
-                (given, of_items, copy.deepcopy(dataset.state_dict()), True),
-            )
+            state = copy.deepcopy(dataset.state_dict())
+            yield Ended(state), (given, None, state, True, failed)
 
 
 @dataclass(frozen=True)
@@ -302,14 +309,22 @@ def _collate_into(empty: Empty) -> None:
     if empty is np.empty:  # not in a worker
         return
     rules: dict[Any, Any] = torch_collate.default_collate_fn_map
-    if rules.get(torch.Tensor) is torch_collate.collate_tensor_fn:
-        rules[torch.Tensor] = functools.partial(_stacked_tensors, empty)
-    if rules.get(np.ndarray) is torch_collate.collate_numpy_array_fn:
-        rules[np.ndarray] = functools.partial(_stacked_arrays, empty)
+    for cls, theirs, ours in (
+        (torch.Tensor, torch_collate.collate_tensor_fn, _stacked_tensors),
+        (np.ndarray, torch_collate.collate_numpy_array_fn, _stacked_arrays),
+    ):
+        rule: Any = rules.get(cls)
+        if rule is theirs or (_is_ours(rule) and rule.args[0] is not empty):  # ours in the worker that forked this one
+            rules[cls] = functools.partial(ours, empty, os.getpid())
 
 
-def _stacked_tensors(empty: Empty, batch: Any, *, collate_fn_map: Any = None) -> Any:
+def _is_ours(rule: Any) -> bool:
+    return isinstance(rule, functools.partial) and rule.func in (_stacked_tensors, _stacked_arrays)
+
+
+def _stacked_tensors(empty: Empty, owner: int, batch: Any, *, collate_fn_map: Any = None) -> Any:
     first = batch[0]
+    empty = empty if os.getpid() == owner else np.empty  # a fork of the worker must not write to its arena
     plain = type(first) is torch.Tensor and first.layout is torch.strided and first.device.type == "cpu"
     plain = plain and not first.is_nested and not first.requires_grad and first.dtype in _NUMPY_DTYPES
     if not plain or not _same(DTYPE, batch):  # torch promotes
@@ -318,8 +333,9 @@ def _stacked_tensors(empty: Empty, batch: Any, *, collate_fn_map: Any = None) ->
     return torch.stack(batch, 0, out=out)
 
 
-def _stacked_arrays(empty: Empty, batch: Any, *, collate_fn_map: Any = None) -> Any:
+def _stacked_arrays(empty: Empty, owner: int, batch: Any, *, collate_fn_map: Any = None) -> Any:
     first = batch[0]
+    empty = empty if os.getpid() == owner else np.empty  # see above
     plain = first.dtype.kind in "biufc" and first.dtype.isnative and first.size and first.ndim
     if plain and _same(type, batch) and _same(SHAPE, batch) and _same(DTYPE, batch):
         out = empty((len(batch), *first.shape), first.dtype)

@@ -62,7 +62,7 @@ def _check_purity(pipeline: Pipeline, full: list[Any], limit: int) -> None:
 
 
 def _generator_states() -> list[Any]:
-    return [random.getstate(), np.random.get_state(legacy=False)]  # noqa: NPY002
+    return [random.getstate(), np.random.get_state(legacy=False)]  # noqa: NPY002  # the global generator itself
 
 
 def _check_position(pipeline: Pipeline, full: list[Any], limit: int) -> None:

@@ -36,7 +36,7 @@ def jittered(x: Any, rng: np.random.Generator) -> Any:
 
 def noisy(x: Any) -> Any:
     """Draw from the global generators, cached Gaussians included."""
-    numpy_draws = (int(np.random.randint(10**6)), float(np.random.standard_normal()))  # noqa: NPY002
+    numpy_draws = (int(np.random.randint(10**6)), float(np.random.standard_normal()))  # noqa: NPY002  # the global generator itself
     return (x, random.randrange(10**6), random.gauss(0, 1), *numpy_draws)
 
 
