@@ -168,7 +168,7 @@ class Block(Stage):
         """See `Stage.bind`."""
         node = upstream(context)
         by_position = isinstance(node, Indexed) and not self.consumer
-        return self.indexed(node, context) if by_position else Blocks(node, self, context)  # type: ignore[arg-type]
+        return self.indexed(node, context) if by_position else Blocks(node, self, context)  # type: ignore[arg-type]  # an Indexed by then
 
     def __call__(self, iterable: Iterable[Any]) -> Iterator[Any]:
         """Run the stage alone, here, with seed 0."""
